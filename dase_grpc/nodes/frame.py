@@ -66,7 +66,7 @@ class NodeFrame(Generic[E]):
     async def stay(self) -> None:
         """Waits, with --stay, until the node is to stop; it is ready meanwhile, having done its work."""
         if self.options.stay and not self.stop.is_set():
-            log.info("stays until it is stopped")
+            log.info("nothing is left to do: stays until it is stopped")
             with self.health.ready():
                 await self.stop.wait()
 

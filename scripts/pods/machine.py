@@ -149,8 +149,9 @@ class Life:
         return any(self.probes[kind].failed for kind in PROBES[:2] if kind in self.probes)
 
     def end(self, now: float) -> None:
-        """Decides that its container ends: after its time on duty, and before its grace is over."""
-        self.tell_at, self.kill_at = now + self.pod.on_duty_s, now + self.pod.grace_s
+        """Decides that its container ends: told after its time on duty, and before its grace is over."""
+        if self.kill_at is None:
+            self.tell_at, self.kill_at = now + self.pod.on_duty_s, now + self.pod.grace_s
 
 
 class Machine:

@@ -67,7 +67,13 @@ class Podman:
         command = ["podman", *self.storage, *words]
         try:
             done = subprocess.run(
-                command, check=False, capture_output=True, text=True, timeout=CALL_S, env=environment
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=CALL_S,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is not podman's to heed
             )
         except subprocess.TimeoutExpired:
             raise PodmanError(f"`podman {' '.join(words)}` has not ended after {CALL_S:g} s") from None
@@ -103,8 +109,12 @@ class Podman:
         return self.address(pod)
 
     def send(self, container: str, signal: str) -> None:
-        """Sends a signal to a container's first process."""
-        self.run("kill", f"--signal={signal}", container)
+        """Sends a signal to a container's first process; to one that has ended meanwhile, none."""
+        try:
+            self.run("kill", f"--signal={signal}", container)
+        except PodmanError:
+            if not self.states()[container].ended:
+                raise
 
     def logs(self, container: str) -> str:
         """What a container has written so far, since it was made."""

@@ -52,7 +52,7 @@ class Pod:
     aliases: tuple[str, ...] = ()
 
     @property
-    def container(self) -> Manifest:
+    def container(self) -> dict[str, Any]:
         """The one that it has."""
         return dict(self.spec["containers"][0])
 
@@ -199,31 +199,45 @@ def _contents(part: Manifest, release: Release) -> Iterator[tuple[str, bytes]]:
 def playable(pod: Pod, folders: Mapping[str, Path]) -> dict[str, Any]:
     """The manifest that podman plays: the pod without what is done for it from outside.
 
-    `folders` are where volumes of files lie on this machine, by the volume's name; the part that a container
-    mounts becomes a volume of its own. The container is not started again by podman.
+    `folders` are where volumes of files lie on this machine, by the volume's name. The container is not
+    started again by podman.
     """
-    environment, container = pod.environment, dict(pod.container)
-    mounts, volumes = [], [each for each in pod.spec.get("volumes", []) if each["name"] not in folders]
-    for number, mount in enumerate(container.get("volumeMounts", [])):
-        if mount["name"] not in folders:
-            mounts.append(mount)
-            continue
-        part = _expanded(mount.get("subPathExpr", mount.get("subPath", "")), environment)
-        own = f"{mount['name']}-{number}"
-        volumes.append({"name": own, "hostPath": {"path": str((folders[mount["name"]] / part).resolve())}})
-        mounts.append({"name": own, "mountPath": mount["mountPath"], "readOnly": True})
+    environment, container = pod.environment, pod.container
+    volumes, mounts = _volumes(pod, folders)
     container |= {
-        key: [_expanded(each, environment) for each in container.get(key, [])] for key in _words(container)
+        key: [_expanded(each, environment) for each in container[key]]
+        for key in ("command", "args")
+        if key in container
     }
     container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
+    container["volumeMounts"] = mounts
     container = {key: value for key, value in container.items() if key not in _NOT_PODMANS}
-    spec = {**pod.spec, "volumes": volumes, "restartPolicy": "Never"}
-    spec["containers"] = [{**container, "volumeMounts": mounts}]
+    spec = {**pod.spec, "volumes": volumes, "restartPolicy": "Never", "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {**pod.metadata, "name": pod.name}, "spec": spec}
 
 
-def _words(container: Manifest) -> list[str]:
-    return [key for key in ("command", "args") if key in container]
+def _volumes(pod: Pod, folders: Mapping[str, Path]) -> tuple[list[Manifest], list[Manifest]]:
+    """A pod's volumes and mounts as podman knows them.
+
+    Podman keeps an empty volume under its name, whichever pod it is of, so here the pod's name stands before
+    it. Of a volume of files each part that is mounted becomes a volume.
+    """
+    environment = pod.environment
+    declared = {each["name"]: each for each in pod.spec.get("volumes", [])}
+    volumes: dict[str, Manifest] = {}
+    mounts: list[Manifest] = []
+    for number, mount in enumerate(pod.container.get("volumeMounts", [])):
+        name = mount["name"]
+        if name in folders:
+            own = f"{pod.name}-{name}-{number}"
+            part = _expanded(mount.get("subPathExpr", mount.get("subPath", "")), environment)
+            volumes[own] = {"name": own, "hostPath": {"path": str((folders[name] / part).resolve())}}
+            mounts.append({"name": own, "mountPath": mount["mountPath"], "readOnly": True})
+        else:
+            own = f"{pod.name}-{name}"
+            volumes[own] = {**declared[name], "name": own}
+            mounts.append({**mount, "name": own})
+    return list(volumes.values()), mounts
 
 
 def _expanded(text: str, environment: Mapping[str, str]) -> str:

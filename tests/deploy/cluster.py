@@ -11,21 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 from deploy.deployed import DEPLOY
 from deploy.servers import ASKED_AGAIN_S, asked, every_second, prometheus
 from nodes.processes import NodeProcess, process
 from patience import PATIENCE_S
 
-from dase_grpc.launch.drill.evidence import UNIT, read_buffer, read_ledger, read_marks
-from dase_grpc.learning.envs.make import make_env
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.identity import Identity
 
 PORT, METRICS = 50_051, 9_500
-ENV = "Pendulum-v1"
 OTHERS_PORT = 9_090
 
 
@@ -163,31 +159,3 @@ def _with_targets(text: str, targets: Sequence[str]) -> str:
     """The first list of targets in a text, replaced."""
     head, _, tail = text.partition("- targets: [")
     return f"{head}- targets: [{', '.join(targets)}]{tail.partition(']')[2]}"
-
-
-def wrong(folder: Path, *, agents: int, environments: int) -> list[str]:
-    """What is wrong with the buffer of a cluster whose nodes all ended well; nothing if all is right.
-
-    Each of the `environments` that explored has all its steps there once, whole and in order.
-    """
-    stored, found = read_buffer(folder / "data", agents=agents), []
-    env, taken = make_env(ENV, {}), {entry.number: entry for entry in read_ledger(folder / "ledger")}
-    numbers = np.rint(stored.rows[:, _number_column(stored.schema)] / UNIT).astype(int)
-    if len(stored.rows) != stored.total:
-        found.append(f"{stored.total} transitions were stored, and {len(stored.rows)} are there")
-    for number in np.unique(numbers).tolist():
-        marks = read_marks(stored.rows[numbers == number], stored.schema, env)
-        steps = taken[number].steps
-        if not (marks.whole.all() and np.array_equal(marks.step, np.arange(1, steps + 1))):
-            found.append(
-                f"environment {number} took {steps} steps, and they are not all there, once, in order"
-            )
-    if len(np.unique(numbers)) != environments:
-        found.append(f"there are transitions of {len(np.unique(numbers))} environments, not {environments}")
-    env.close()
-    return found
-
-
-def _number_column(schema: Any) -> int:
-    """The column with the environment's number in what a step came to: third from the end of that."""
-    return int(2 * schema.observation_size + schema.action_size - 3)

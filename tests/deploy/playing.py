@@ -1,4 +1,4 @@
-"""A release of the chart in pods on this machine, watched by a Prometheus, and what its buffer must hold."""
+"""A release of the chart in pods on this machine, watched by a Prometheus, and what its explorers know of."""
 
 import base64
 import json
@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from deploy.monitor import write_found
 from deploy.servers import ASKED_AGAIN_S, asked
 from patience import PATIENCE_S
@@ -23,8 +22,6 @@ from pods.translation import Files, Release
 from pods.volumes import write_volume
 from prometheus_client.parser import text_string_to_metric_families
 
-from dase_grpc.launch.drill.evidence import read_buffer, read_ledger, read_marks
-from dase_grpc.learning.envs.make import make_env
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.identity import Identity
 
@@ -59,7 +56,7 @@ class Played:
     """Pods that run.
 
     `acknowledged` is what environments, by their numbers in the ledger, were last seen to know of as
-    committed; `lossy` are those that were killed, or that may drop what nobody needs.
+    committed.
     """
 
     machine: Machine
@@ -67,7 +64,6 @@ class Played:
     folder: Path
     prometheus: str
     acknowledged: dict[int, int] = field(default_factory=dict)
-    lossy: set[int] = field(default_factory=set)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Lets the machine run until something holds; says so with all logs if that does not come."""
@@ -99,12 +95,12 @@ class Played:
         """The values of an expression's series, by one of their labels."""
         return {each["metric"][label]: float(each["value"][1]) for each in self.series(expression)}
 
-    def note(self, name: str, *, lossy: bool = False) -> None:
-        """Notes how many transitions a pod that explores knows to be committed by now."""
+    def note(self, name: str) -> int:
+        """Notes how many transitions a pod that explores knows to be committed; its environment's number."""
         life = self.machine.lives[name]
         (number,) = _environments(self.podman.states()[life.container].pid)
         self.acknowledged[number] = max(self.acknowledged.get(number, 0), _acknowledged(life.address))
-        self.lossy |= {number} if lossy else set()
+        return number
 
     def status(self, replay: str) -> dict[str, Any]:
         """What `dase status` says of the replay at an address, from within the pods' network."""
@@ -142,42 +138,6 @@ def _acknowledged(address: str) -> int:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for each in families if each.name == ACKNOWLEDGED for sample in each.samples]
         return int(sum(each.value for each in samples if each.name.endswith("_total")))
-
-
-def wrong(data: Path, ledger: Path, played: Played, *, agents: int) -> list[str]:
-    """What is wrong with the buffer when all pods have ended; nothing if all is right.
-
-    The steps of each environment are there once, whole and in order: those that were acknowledged at least,
-    and all where the pod has ended in order.
-    """
-    stored, found = read_buffer(data, agents=agents), []
-    taken = {entry.number: entry for entry in read_ledger(ledger)}
-    env = make_env("Pendulum-v1", {})
-    numbers = _numbers(stored)
-    if len(stored.rows) != stored.total:
-        found.append(f"{stored.total} transitions were stored, and {len(stored.rows)} are there")
-    for number in np.unique(numbers).tolist():
-        marks = read_marks(stored.rows[numbers == number], stored.schema, env)
-        first, last = int(marks.step[0]), int(marks.step[-1])
-        if not marks.whole.all() or not np.array_equal(marks.step, np.arange(first, last + 1)):
-            found.append(f"environment {number}: steps {first} to {last} are not there once, whole, in order")
-        if first not in (1, taken[number].before_second_reset + 1):
-            found.append(f"environment {number}: its first steps, up to {first}, are lost")
-        if number not in played.lossy and last != taken[number].steps:
-            found.append(f"environment {number} took {taken[number].steps} steps, and {last} are there")
-        if last - first + 1 < played.acknowledged.get(number, 0):
-            found.append(f"environment {number}: {played.acknowledged[number]} steps were acknowledged")
-    if missing := set(played.acknowledged) - set(numbers.tolist()):
-        found.append(f"nothing is there of environments {missing}")
-    env.close()
-    return found
-
-
-def _numbers(stored: Any) -> Any:
-    """The environment that each row was collected in."""
-    schema = stored.schema
-    column = 2 * schema.observation_size + schema.action_size - 3
-    return np.rint(stored.rows[:, column] * 2.0**24).astype(int)
 
 
 def release_of(manifests: Iterable[dict[str, Any]], more: Iterable[dict[str, Any]], ledger: Path) -> Release:

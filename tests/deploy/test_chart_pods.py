@@ -109,6 +109,13 @@ def test_learners_of_a_job_are_replaced_and_not_counted_when_they_are_stopped(no
         assert spec["completions"] == spec["parallelism"]
 
 
+def test_what_is_started_again_whatever_its_code_stays_when_it_has_finished(nodes):
+    for node in nodes:
+        if node.role != "replay":  # which has no end of its own
+            always = node.spec.get("restartPolicy", "Always") == "Always"
+            assert ("--stay" in node.container["args"]) == always, node.name
+
+
 def test_learners_go_on_from_their_checkpoints_on_a_volume_that_outlives_them(nodes):
     for node in nodes:
         if node.role != "learner":

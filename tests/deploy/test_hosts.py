@@ -4,9 +4,10 @@ The hosts are network namespaces of this machine, each with an address of its ow
 """
 
 import pytest
-from deploy.cluster import METRICS, started, wrong
+from deploy.cluster import METRICS, started
 from deploy.deployed import expressions
 from deploy.jobs import numbered_settings
+from deploy.stored import wrong
 from hosts import NoNamespaces, hosts
 
 AGENTS = 2
@@ -78,4 +79,5 @@ def test_a_run_over_hosts_that_are_apart_trains_is_monitored_and_survives_partit
     cluster.end(*ACTORS, "evaluator")
     cluster.end(*LEARNERS)
     cluster.end("replay")
-    assert wrong(tmp_path, agents=AGENTS, environments=len(ACTORS) + len(LEARNERS)) == []
+    explored = len(ACTORS) + len(LEARNERS)
+    assert wrong(tmp_path / "data", tmp_path / "ledger", agents=AGENTS, environments=explored) == []

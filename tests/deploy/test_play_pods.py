@@ -102,6 +102,18 @@ def test_a_learner_is_mounted_the_part_with_its_own_certificate_alone(whole, tmp
     assert mount["readOnly"]
 
 
+def test_pods_share_the_volume_of_a_claim_and_no_empty_one(whole):
+    job = whole.of("Job")[0]["metadata"]["name"]
+    volumes = [playable(named(whole, f"{job}-{agent}"), {})["spec"]["volumes"] for agent in (0, 1)]
+    empty = [[each["name"] for each in found if "emptyDir" in each] for found in volumes]
+    assert len(set(empty[0] + empty[1])) == 2
+    claims = [
+        [each["persistentVolumeClaim"] for each in found if "persistentVolumeClaim" in each]
+        for found in volumes
+    ]
+    assert claims[0] == claims[1] == [{"claimName": "run-dase-results"}]
+
+
 def test_files_of_a_volume_change_all_at_once(tmp_path):
     write_volume(tmp_path / "tls", Files({"tls.crt": b"old", "tls.key": b"old"}, mode=0o400), group=None)
     seen = (tmp_path / "tls" / "..data").resolve()
@@ -289,6 +301,15 @@ def test_a_learner_that_is_drained_and_killed_has_not_failed(machine, podman):
         after(machine, podman, 0)
         assert name in machine.lives
     assert not machine.given_up
+
+
+def test_a_pod_that_leaves_already_is_not_told_twice(machine, podman):
+    podman.deaf = {f"{REPLAY}-replay"}
+    machine.drain(REPLAY)
+    after(machine, podman, 20)
+    machine.close()
+    after(machine, podman, 20)
+    assert podman.sent.count((f"{REPLAY}-replay", "TERM")) == 1
 
 
 def test_when_the_release_is_closed_all_leave_and_nobody_comes_back(machine, podman):

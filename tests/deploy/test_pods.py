@@ -12,8 +12,9 @@ from deploy.charts import Helm
 from deploy.imaging import Builder
 from deploy.jobs import numbered_settings
 from deploy.monitor import scrape_config
-from deploy.playing import GROUP, Played, observer, release_of, secrets, wrong
+from deploy.playing import GROUP, Played, observer, release_of, secrets
 from deploy.servers import free_ports, prometheus, running
+from deploy.stored import wrong
 from pods.machine import Machine
 from pods.podman import Podman
 from pods.translation import Release
@@ -40,6 +41,11 @@ VALUES = (
 )
 
 
+def clean(podman: Podman) -> None:
+    podman.run("pod", "rm", "--force", "--all", "--time=0")
+    podman.run("volume", "rm", "--force", "--all")
+
+
 @pytest.fixture
 def podman(builder: Builder, tmp_path: Path) -> Iterator[Podman]:
     if shutil.which("podman") is None:
@@ -48,15 +54,15 @@ def podman(builder: Builder, tmp_path: Path) -> Iterator[Podman]:
         builder.build(target)
     made = Podman(tmp_path / "played", "dase-test-pods", storage=builder.storage)
     made.prepare()
+    clean(made)  # of a test that was killed
     yield made
-    made.run("pod", "rm", "--force", "--all", "--time=0")
-    made.run("volume", "rm", "--force", "--all")
+    clean(made)
     made.run("network", "rm", made.network)
 
 
 @pytest.fixture
 def release(helm: Helm, tmp_path: Path) -> Release:
-    settings = numbered_settings(tmp_path, agents=AGENTS, steps=6_000, pause_s=0.03)
+    settings = numbered_settings(tmp_path, agents=AGENTS, steps=4_000, pause_s=0.03)
     settings["env"]["kwargs"]["ledger"] = "/ledger"
     settings["eval"] = {"by": "evaluator", "every": 500, "episodes": 1, "max_episode_steps": 50}
     ledger = tmp_path / "ledger"
@@ -97,8 +103,7 @@ def test_a_run_in_pods_trains_is_watched_and_loses_nothing_however_its_pods_end(
     assert played.machine.codes[test.name] == 0, played.machine.log(test.name)
     watched_as_told(played)
 
-    for name in (first, second, *ACTORS):
-        played.note(name, lossy=name in (second, *ACTORS))
+    begun = {name: played.note(name) for name in (first, second, *ACTORS)}
     played.machine.kill(REPLAY)
     played.machine.kill(second)
     played.until(lambda: not played.machine.lives[REPLAY].ready, "the replay is gone")
@@ -112,6 +117,7 @@ def test_a_run_in_pods_trains_is_watched_and_loses_nothing_however_its_pods_end(
     played.machine.drain(first)
     played.until(lambda: all(lives.get(name) is not life for name, life in leaving.items()), "both have left")
     played.until_ready(REPLAY, first, second, *ACTORS, EVALUATOR)
+    again = [played.note(name) for name in (first, second)]
     for name in ACTORS:
         played.note(name)
 
@@ -122,7 +128,18 @@ def test_a_run_in_pods_trains_is_watched_and_loses_nothing_however_its_pods_end(
     played.until(lambda: not played.machine.lives, "all have ended")
     assert "Traceback" not in played.said()
     data = played.claim(f"data-{REPLAY}") / "replay"
-    assert wrong(data, tmp_path / "ledger", played, agents=AGENTS) == []
+    assert (
+        wrong(
+            data,
+            tmp_path / "ledger",
+            agents=AGENTS,
+            environments=len(ACTORS) + 2 * AGENTS,
+            resumed=again,
+            lossy=[number for name, number in begun.items() if name != first],
+            acknowledged=played.acknowledged,
+        )
+        == []
+    )
 
 
 def told(played: Played) -> dict[str, float]:

@@ -223,6 +223,24 @@ async def test_an_actor_that_comes_when_its_agent_has_finished_ends_at_once(serv
     assert "agent 0 has finished, so this actor ends" in caplog.text
 
 
+async def test_an_actor_that_is_to_stay_waits_to_be_stopped_once_its_agent_has_finished(service, caplog):
+    learner = await FakeLearner.publishing(service, 3)
+    async with exploring(service, 20, stay=True) as (task, stop):
+        await learner.finish()
+        await eventually(lambda: "stays until it is stopped" in caplog.text)
+        assert service.run.attendance.all(0.0) == []
+        assert not task.done()
+        await ended(task, stop)
+
+
+async def test_an_actor_that_is_to_stay_does_so_where_its_agent_has_finished_before(service, caplog):
+    await (await FakeLearner.join(service)).finish()
+    async with acting(actor_options(service.address, stay=True)) as (task, stop):
+        await eventually(lambda: "stays until it is stopped" in caplog.text)
+        assert not task.done()
+        await ended(task, stop)
+
+
 async def test_an_actor_that_leaves_gives_its_place_among_the_writers_back(service):
     await FakeLearner.publishing(service, 3)
     async with exploring(service, 5) as (task, stop):

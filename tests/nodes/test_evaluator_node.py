@@ -133,6 +133,19 @@ async def test_each_policy_that_is_due_is_evaluated_as_a_learner_would_and_then_
     assert (np.diff(rows.wall_seconds) >= 0).all()
 
 
+async def test_an_evaluator_that_is_to_stay_waits_to_be_stopped_after_the_last_policy(
+    service, tmp_path, caplog
+):
+    learner = await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run", stay=True)
+    async with evaluating(options) as (task, stop):
+        await learner.publish(80)
+        await eventually(lambda: "stays until it is stopped" in caplog.text)
+        assert steps_of(tmp_path / "run") == [80]
+        assert not task.done()
+        await ended(task, stop)
+
+
 @pytest.mark.slow
 async def test_with_real_learners_it_writes_their_evaluations_and_they_write_none(service, tmp_path):
     run_dir = tmp_path / "run"

@@ -321,6 +321,14 @@ async def test_a_learner_says_whether_it_has_taken_its_last_step(tmp_path):
             assert not await ended(task, stop)
 
 
+async def test_a_learner_that_is_to_stay_has_left_and_waits_to_be_stopped(service, tmp_path, caplog):
+    async with learning(learner_options(service.address, tmp_path / "run", stay=True)) as (task, stop):
+        await eventually(lambda: "stays until it is stopped" in caplog.text)
+        assert (await service.client.status()).agents[0].lease == "left"
+        assert not task.done()
+        assert await ended(task, stop)
+
+
 @pytest.mark.parametrize(("finished", "code"), [(True, 0), (False, 75)])
 def test_a_learner_that_is_stopped_before_its_last_step_ends_with_the_code_for_that(
     tmp_path, monkeypatch, finished, code
