@@ -94,32 +94,23 @@ def learners(played: Played) -> list[str]:
 
 
 def test_a_run_in_pods_trains_is_watched_and_loses_nothing_however_its_pods_end(played, release, tmp_path):
-    names = [pod.name for pod in release.pods()]
     first, second = learners(played)
-    played.until_ready(*names)
-    (test,) = release.tests()
-    played.machine.play(test)
-    played.until(lambda: test.name in played.machine.codes, "helm test")
-    assert played.machine.codes[test.name] == 0, played.machine.log(test.name)
+    explorers = (first, second, *ACTORS)
+    played.until_ready(*(pod.name for pod in release.pods()))
+    passes_helms_test(played, release)
     watched_as_told(played)
+    begun = {name: played.note(name) for name in explorers}
 
-    begun = {name: played.note(name) for name in (first, second, *ACTORS)}
     played.machine.kill(REPLAY)
     played.machine.kill(second)
     played.until(lambda: not played.machine.lives[REPLAY].ready, "the replay is gone")
     played.until_ready(REPLAY, second)
+    for name in explorers:
+        played.note(name)
 
-    for name in (first, second, *ACTORS):
-        played.note(name)
-    lives = played.machine.lives
-    leaving = {name: lives[name] for name in (REPLAY, first)}
-    played.machine.drain(REPLAY)
-    played.machine.drain(first)
-    played.until(lambda: all(lives.get(name) is not life for name, life in leaving.items()), "both have left")
-    played.until_ready(REPLAY, first, second, *ACTORS, EVALUATOR)
-    again = [played.note(name) for name in (first, second)]
-    for name in ACTORS:
-        played.note(name)
+    drained(played, REPLAY, first)
+    played.until_ready(REPLAY, *explorers, EVALUATOR)
+    noted = {name: played.note(name) for name in explorers}
 
     played.until(lambda: played.machine.complete, "the run ends")
     assert [played.machine.codes[name] for name in (first, second)] == [0, 0]
@@ -127,19 +118,33 @@ def test_a_run_in_pods_trains_is_watched_and_loses_nothing_however_its_pods_end(
     played.machine.close()
     played.until(lambda: not played.machine.lives, "all have ended")
     assert "Traceback" not in played.said()
-    data = played.claim(f"data-{REPLAY}") / "replay"
-    assert (
-        wrong(
-            data,
-            tmp_path / "ledger",
-            agents=AGENTS,
-            environments=len(ACTORS) + 2 * AGENTS,
-            resumed=again,
-            lossy=[number for name, number in begun.items() if name != first],
-            acknowledged=played.acknowledged,
-        )
-        == []
+    found = wrong(
+        played.claim(f"data-{REPLAY}") / "replay",
+        tmp_path / "ledger",
+        agents=AGENTS,
+        environments=len({*begun.values(), *noted.values()}),
+        resumed=[noted[name] for name in (first, second)],
+        lossy=[begun[name] for name in (second, *ACTORS)],
+        acknowledged=played.acknowledged,
     )
+    assert found == []
+    assert len({*begun.values(), *noted.values()}) == len(ACTORS) + 2 * AGENTS
+
+
+def passes_helms_test(played: Played, release: Release) -> None:
+    (test,) = release.tests()
+    played.machine.play(test)
+    played.until(lambda: test.name in played.machine.codes, "helm test")
+    assert played.machine.codes[test.name] == 0, played.machine.log(test.name)
+
+
+def drained(played: Played, *names: str) -> None:
+    """Drains pods, all at once; returns when others have taken their places."""
+    lives = played.machine.lives
+    before = {name: lives[name] for name in names}
+    for name in names:
+        played.machine.drain(name)
+    played.until(lambda: all(lives.get(name) is not life for name, life in before.items()), "all have left")
 
 
 def told(played: Played) -> dict[str, float]:

@@ -26,7 +26,7 @@ CONNECT_MS: Final = 3_000
 """How long one attempt may take: a lost packet must not keep a replay that is back away for long."""
 
 RESOLVE_AGAIN_MS: Final = 1_000
-"""How soon a name may be looked up again: a replay's pod that was moved is at another address (gRPC: 30 s)."""
+"""How soon a name may be looked up again, else 30 s: a replay's pod that was moved has another address."""
 
 CLIENT_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
