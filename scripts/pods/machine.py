@@ -29,14 +29,14 @@ MOST_BACK_OFF_S: Final = 300.0
 class Runtime(Protocol):
     """What runs containers; see `podman.Podman`."""
 
-    def play(self, manifest: Manifest, aliases: tuple[str, ...]) -> str:
-        """Starts a pod; returns its address."""
+    def play(self, manifest: Manifest, aliases: Sequence[str], awaited: Mapping[str, Sequence[str]]) -> str:
+        """Starts a pod's containers, each once what is awaited of the one before holds; its address."""
 
     def states(self) -> Mapping[str, State]:
         """All containers, by name."""
 
-    def start(self, pod: str) -> str:
-        """Starts a pod again whose container has ended; returns its address."""
+    def start(self, pod: str, container: str) -> str:
+        """Starts a pod's container again that has ended; returns its address."""
 
     def send(self, container: str, signal: str) -> None:
         """Sends a signal to a container."""
@@ -192,7 +192,9 @@ class Machine:
             if files is not None:
                 place = self._folder / "volumes" / pod.name / volume["name"]
                 folders[volume["name"]] = write_volume(place, files, group=group)
-        address = self._runtime.play(playable(pod, folders), pod.aliases)
+        probes = {each["name"]: each.get("startupProbe") for each in pod.sidecars}
+        awaited = {name: probe["exec"]["command"] for name, probe in probes.items() if probe}
+        address = self._runtime.play(playable(pod, folders), pod.aliases, awaited)
         self.lives[pod.name] = Life(pod, address)
         self._say(f"{pod.name}: started, {address}")
 
@@ -295,7 +297,7 @@ class Machine:
         if life.again_at is None:
             life.again_at = now + self._back_off(life.pod.name)
         if life.again_at <= now:
-            life.address = self._runtime.start(life.pod.name)
+            life.address = self._runtime.start(life.pod.name, life.container)
             life.again_at = life.tell_at = life.kill_at = None
             life.forget_probes()
             self._say(f"{life.pod.name}: started again, {life.address}")

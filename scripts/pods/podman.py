@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,11 @@ CALL_S: Final = 120.0
 
 MOST: Final = 16_384
 """Open files, and processes, of a container at most: podman itself has no more than 32,768 to hand on."""
+
+AGAIN_S: Final = 0.2
+"""What has not succeeded yet is tried again after as long."""
+
+Words = Sequence[str]
 
 _ENDED: Final = {"exited", "stopped"}
 
@@ -81,14 +87,36 @@ class Podman:
             raise PodmanError(f"`podman {' '.join(words)}` failed: {done.stderr.strip()[-500:]}")
         return done.stdout
 
-    def play(self, manifest: Mapping[str, Any], aliases: Sequence[str]) -> str:
-        """Starts a pod, which others find under these names too; returns its address."""
+    def play(self, manifest: Mapping[str, Any], aliases: Sequence[str], awaited: Mapping[str, Words]) -> str:
+        """Starts a pod, which others find under these names too; returns its address.
+
+        Its containers start one after the other; of those in `awaited` each has started once that command
+        succeeds in it.
+        """
         name = manifest["metadata"]["name"]
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(manifest)), encoding="utf-8")
         options = ",".join(f"alias={alias}" for alias in aliases)
-        self.run("kube", "play", f"--network={self.network}{':' if options else ''}{options}", str(file))
+        network = f"--network={self.network}{':' if options else ''}{options}"
+        self.run("kube", "play", "--start=false", network, str(file))
+        for container in manifest["spec"]["containers"]:
+            self.run("start", f"{name}-{container['name']}")
+            if container["name"] in awaited:
+                self._await(f"{name}-{container['name']}", awaited[container["name"]])
         return self.address(name)
+
+    def _await(self, container: str, words: Words) -> None:
+        """Returns when a command has succeeded in a container."""
+        limit = time.monotonic() + CALL_S
+        while True:
+            try:
+                self.run("exec", container, *words)
+            except PodmanError:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(AGAIN_S)
+            else:
+                return
 
     def address(self, pod: str) -> str:
         """Where a pod that runs is on the network."""
@@ -103,9 +131,9 @@ class Podman:
             for each in json.loads(self.run("ps", "--all", "--format=json"))
         }
 
-    def start(self, pod: str) -> str:
-        """Starts a pod again whose container has ended; returns its address, which may be another."""
-        self.run("pod", "start", pod)
+    def start(self, pod: str, container: str) -> str:
+        """Starts a container again that has ended; returns its pod's address, which may be another."""
+        self.run("start", container)
         return self.address(pod)
 
     def send(self, container: str, signal: str) -> None:

@@ -24,7 +24,7 @@ SECONDS_OF_GRACE: Final = 30
 
 _VARIABLE: Final = re.compile(r"\$\(([A-Za-z_]\w*)\)")
 _FIELD: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
-_NOT_PODMANS: Final = {"ports", "lifecycle", *PROBES}
+_NOT_PODMANS: Final = {"ports", "lifecycle", "restartPolicy", *PROBES}
 """What is done for a container from outside of it, here by `machine.Machine`."""
 
 
@@ -78,14 +78,18 @@ class Pod:
         return float(before.get("sleep", {}).get("seconds", 0))
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What its container finds there, fields of the pod worked out.
+    def sidecars(self) -> list[dict[str, Any]]:
+        """Containers that start before its own, and end after it."""
+        return list(self.spec.get("initContainers", []))
+
+    def environment(self, container: Manifest) -> dict[str, str]:
+        """What a container of it finds there, fields of the pod worked out.
 
         Raises:
             NotPlayable: a value comes from elsewhere.
         """
         given: dict[str, str] = {}
-        for each in self.container.get("env", []):
+        for each in container.get("env", []):
             given[each["name"]] = _expanded(self._value(each), given)
         return given
 
@@ -199,45 +203,50 @@ def _contents(part: Manifest, release: Release) -> Iterator[tuple[str, bytes]]:
 def playable(pod: Pod, folders: Mapping[str, Path]) -> dict[str, Any]:
     """The manifest that podman plays: the pod without what is done for it from outside.
 
-    `folders` are where volumes of files lie on this machine, by the volume's name. The container is not
-    started again by podman.
+    `folders` are where volumes of files lie on this machine, by the volume's name. Sidecars are containers
+    like any other, before the pod's own, and none is started again by podman.
     """
-    environment, container = pod.environment, pod.container
-    volumes, mounts = _volumes(pod, folders)
-    container |= {
-        key: [_expanded(each, environment) for each in container[key]]
-        for key in ("command", "args")
-        if key in container
-    }
-    container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
-    container["volumeMounts"] = mounts
-    container = {key: value for key, value in container.items() if key not in _NOT_PODMANS}
-    spec = {**pod.spec, "volumes": volumes, "restartPolicy": "Never", "containers": [container]}
+    declared = {each["name"]: each for each in pod.spec.get("volumes", [])}
+    volumes: dict[str, Manifest] = {}
+    containers = []
+    for container in (*pod.sidecars, pod.container):
+        environment = pod.environment(container)
+        mounted = [
+            _mounted(pod, mount, declared, folders=folders, environment=environment)
+            for mount in container.get("volumeMounts", [])
+        ]
+        volumes |= {volume["name"]: volume for _, volume in mounted}
+        words = {key: container[key] for key in ("command", "args") if key in container}
+        played = {key: value for key, value in container.items() if key not in _NOT_PODMANS}
+        played |= {key: [_expanded(each, environment) for each in given] for key, given in words.items()}
+        played["env"] = [{"name": name, "value": value} for name, value in environment.items()]
+        containers.append({**played, "volumeMounts": [mount for mount, _ in mounted]})
+    spec = {key: value for key, value in pod.spec.items() if key != "initContainers"}
+    spec |= {"volumes": list(volumes.values()), "restartPolicy": "Never", "containers": containers}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {**pod.metadata, "name": pod.name}, "spec": spec}
 
 
-def _volumes(pod: Pod, folders: Mapping[str, Path]) -> tuple[list[Manifest], list[Manifest]]:
-    """A pod's volumes and mounts as podman knows them.
+def _mounted(
+    pod: Pod,
+    mount: Manifest,
+    declared: Mapping[str, Manifest],
+    *,
+    folders: Mapping[str, Path],
+    environment: Mapping[str, str],
+) -> tuple[Manifest, Manifest]:
+    """A mount, and its volume, as podman knows them.
 
     Podman keeps an empty volume under its name, whichever pod it is of, so here the pod's name stands before
-    it. Of a volume of files each part that is mounted becomes a volume.
+    it. Of a volume of files each part that is mounted is a volume.
     """
-    environment = pod.environment
-    declared = {each["name"]: each for each in pod.spec.get("volumes", [])}
-    volumes: dict[str, Manifest] = {}
-    mounts: list[Manifest] = []
-    for number, mount in enumerate(pod.container.get("volumeMounts", [])):
-        name = mount["name"]
-        if name in folders:
-            own = f"{pod.name}-{name}-{number}"
-            part = _expanded(mount.get("subPathExpr", mount.get("subPath", "")), environment)
-            volumes[own] = {"name": own, "hostPath": {"path": str((folders[name] / part).resolve())}}
-            mounts.append({"name": own, "mountPath": mount["mountPath"], "readOnly": True})
-        else:
-            own = f"{pod.name}-{name}"
-            volumes[own] = {**declared[name], "name": own}
-            mounts.append({**mount, "name": own})
-    return list(volumes.values()), mounts
+    name = mount["name"]
+    if name not in folders:
+        own = f"{pod.name}-{name}"
+        return {**mount, "name": own}, {**declared[name], "name": own}
+    part = _expanded(mount.get("subPathExpr", mount.get("subPath", "")), environment)
+    own = f"{pod.name}-{name}-{part.replace('/', '-')}".rstrip("-")
+    volume = {"name": own, "hostPath": {"path": str((folders[name] / part).resolve())}}
+    return {"name": own, "mountPath": mount["mountPath"], "readOnly": True}, volume
 
 
 def _expanded(text: str, environment: Mapping[str, str]) -> str:
@@ -251,8 +260,17 @@ def _annotations(manifest: Manifest) -> Mapping[str, str]:
 
 def _check(pod: Pod) -> None:
     """Raises NotPlayable for what a pod must not ask for here."""
-    if len(pod.spec["containers"]) != 1 or pod.spec.get("initContainers"):
-        raise NotPlayable(f"pod {pod.name} has more than one container, and this plays one")
+    if len(pod.spec["containers"]) != 1:
+        raise NotPlayable(
+            f"pod {pod.name} has more than one container beside its sidecars, and this plays one"
+        )
+    for sidecar in pod.sidecars:
+        if sidecar.get("restartPolicy") != "Always" or "exec" not in sidecar.get(
+            "startupProbe", {"exec": {}}
+        ):
+            raise NotPlayable(
+                f"pod {pod.name}: {sidecar['name']} is no sidecar, but ends, or its start is not probed by exec"
+            )
     for kind in PROBES:
         if kind in pod.container and "httpGet" not in pod.container[kind]:
             raise NotPlayable(f"pod {pod.name}: its {kind} is no httpGet, and no other kind is asked here")

@@ -26,7 +26,8 @@ def release(rendered: Rendered) -> Release:
         "evaluator",
         *(f"{role}-{agent}" for role in ("learner", "actor") for agent in range(4)),
     )
-    return Release((*rendered.manifests, *map(secret, nodes)))
+    lists = {"kind": "ConfigMap", "metadata": {"name": "withdrawn"}, "data": {"ca.crl": ""}}
+    return Release((*rendered.manifests, *map(secret, nodes), lists))
 
 
 @pytest.fixture
@@ -58,13 +59,13 @@ def test_every_workload_becomes_its_pods(whole, endless):
 
 def test_a_stateful_pod_has_its_index_its_volume_and_the_names_that_its_service_gives_it(whole, endless):
     replay = named(whole, "replay-1")
-    assert replay.environment["DASE_SHARD"] == "1"
+    assert replay.environment(replay.container)["DASE_SHARD"] == "1"
     assert "--shard=1/3" in playable(replay, {})["spec"]["containers"][0]["args"]
     assert set(replay.aliases) == {"run-dase-replay", "run-dase-replay-1.run-dase-replay"}
     claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in replay.spec["volumes"]}
     assert claims["data"] == {"claimName": "data-run-dase-replay-1"}
     learner = named(endless, "learner-1")
-    assert learner.environment["DASE_AGENT"] == "1"
+    assert learner.environment(learner.container)["DASE_AGENT"] == "1"
     assert {"name": "results", "persistentVolumeClaim": {"claimName": "results-run-dase-learner-1"}} in (
         learner.spec["volumes"]
     )
@@ -73,7 +74,7 @@ def test_a_stateful_pod_has_its_index_its_volume_and_the_names_that_its_service_
 def test_a_pod_of_an_indexed_job_is_told_its_index_and_is_not_started_again_by_podman(whole):
     learner = named(whole, f"{whole.of('Job')[0]['metadata']['name']}-1")
     played = playable(learner, {})
-    (container,) = played["spec"]["containers"]
+    container = played["spec"]["containers"][-1]
     given = {each["name"]: each["value"] for each in container["env"]}
     assert given["DASE_AGENT"] == given["JOB_COMPLETION_INDEX"] == "1"
     assert "--agent=1" in container["args"]
@@ -82,31 +83,47 @@ def test_a_pod_of_an_indexed_job_is_told_its_index_and_is_not_started_again_by_p
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_a_learner_is_mounted_the_part_with_its_own_certificate_alone(whole, tmp_path):
-    job = whole.of("Job")[0]["metadata"]["name"]
-    learner = named(whole, f"{job}-1")
-    (volume,) = (each for each in learner.spec["volumes"] if each["name"] == "tls")
+def test_a_sidecar_starts_first_and_hands_on_what_only_it_sees(whole, tmp_path):
+    learner = named(whole, f"{whole.of('Job')[0]['metadata']['name']}-1")
+    (volume,) = (each for each in learner.spec["volumes"] if each["name"] == "agents")
     files = files_of(volume, whole)
     assert files is not None
     assert files.mode == 0o440
-    folder = write_volume(tmp_path / "tls", files, group=None)
     assert sorted(files.contents) == [f"{agent}/{key}" for agent in (0, 1) for key in TLS]
-    spec = playable(learner, {"tls": folder})["spec"]
-    (mount,) = (
-        each for each in spec["containers"][0]["volumeMounts"] if each["mountPath"] == "/etc/dase/tls"
-    )
-    (mounted,) = (each for each in spec["volumes"] if each["name"] == mount["name"])
-    place = Path(mounted["hostPath"]["path"])
-    assert sorted(path.name for path in place.iterdir()) == sorted(TLS)
-    assert place.name == "1"
-    assert mount["readOnly"]
+    folder = write_volume(tmp_path / "agents", files, group=None)
+    spec = playable(learner, {"agents": folder})["spec"]
+    assert "initContainers" not in spec
+    sidecar, own = spec["containers"]
+    assert "/agents/1" in sidecar["args"]
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    (seen,) = (each for each in sidecar["volumeMounts"] if each["mountPath"] == "/agents")
+    assert volumes[seen["name"]]["hostPath"] == {"path": str(folder)}
+    assert seen["readOnly"]
+    assert seen["name"] not in {each["name"] for each in own["volumeMounts"]}
+    shared = {each["name"] for each in sidecar["volumeMounts"]} & {
+        each["name"] for each in own["volumeMounts"]
+    }
+    assert ["emptyDir" in volumes[name] for name in shared] == [True]
+
+
+def test_a_part_of_a_volume_of_files_is_a_volume(tmp_path):
+    mount = {"name": "tls", "mountPath": "/tls", "subPathExpr": "$(WHICH)"}
+    container = {"name": "one", "env": [{"name": "WHICH", "value": "b"}], "volumeMounts": [mount]}
+    spec = {"containers": [container], "volumes": [{"name": "tls", "secret": {"secretName": "x"}}]}
+    pod = Pod("alone", "", 0, {"name": "alone"}, spec)
+    folder = write_volume(tmp_path / "tls", Files({"a/key": b"", "b/key": b""}), group=None)
+    (volume,) = playable(pod, {"tls": folder})["spec"]["volumes"]
+    place = Path(volume["hostPath"]["path"])
+    assert place.name == "b"
+    assert [file.name for file in place.iterdir()] == ["key"]
 
 
 def test_pods_share_the_volume_of_a_claim_and_no_empty_one(whole):
     job = whole.of("Job")[0]["metadata"]["name"]
     volumes = [playable(named(whole, f"{job}-{agent}"), {})["spec"]["volumes"] for agent in (0, 1)]
-    empty = [[each["name"] for each in found if "emptyDir" in each] for found in volumes]
-    assert len(set(empty[0] + empty[1])) == 2
+    empty = [{each["name"] for each in found if "emptyDir" in each} for found in volumes]
+    assert empty[0]
+    assert not empty[0] & empty[1]
     claims = [
         [each["persistentVolumeClaim"] for each in found if "persistentVolumeClaim" in each]
         for found in volumes
@@ -149,8 +166,8 @@ class FakePodman:
         self.dumb: set[str] = set()
         self.deaf: set[str] = set()
 
-    def play(self, manifest, aliases) -> str:
-        (container,) = manifest["spec"]["containers"]
+    def play(self, manifest, aliases, awaited) -> str:
+        container = manifest["spec"]["containers"][-1]
         name = manifest["metadata"]["name"]
         self.codes[f"{name}-{container['name']}"] = None
         return name
@@ -158,8 +175,7 @@ class FakePodman:
     def states(self) -> Mapping[str, State]:
         return {name: State(code is not None, code or 0, 1) for name, code in self.codes.items()}
 
-    def start(self, pod: str) -> str:
-        (container,) = (name for name in self.codes if name.startswith(pod))
+    def start(self, pod: str, container: str) -> str:
         self.codes[container] = None
         return pod
 
