@@ -185,18 +185,28 @@ class Machine:
 
     def play(self, pod: Pod) -> None:
         """Writes the volumes of a pod and starts it."""
-        group = pod.spec.get("securityContext", {}).get("fsGroup")
-        folders = {}
-        for volume in pod.spec.get("volumes", []):
-            files = files_of(volume, self._release)
-            if files is not None:
-                place = self._folder / "volumes" / pod.name / volume["name"]
-                folders[volume["name"]] = write_volume(place, files, group=group)
+        folders = self._written(pod)
         probes = {each["name"]: each.get("startupProbe") for each in pod.sidecars}
         awaited = {name: probe["exec"]["command"] for name, probe in probes.items() if probe}
         address = self._runtime.play(playable(pod, folders), pod.aliases, awaited)
         self.lives[pod.name] = Life(pod, address)
         self._say(f"{pod.name}: started, {address}")
+
+    def renew(self, release: Release) -> None:
+        """Brings what Secrets and ConfigMaps hold by now into the pods that are there, as a kubelet does."""
+        self._release = release
+        for life in self.lives.values():
+            self._written(life.pod)
+
+    def _written(self, pod: Pod) -> dict[str, Path]:
+        """Writes a pod's volumes of files; where each lies."""
+        group = pod.spec.get("securityContext", {}).get("fsGroup")
+        files = {each["name"]: files_of(each, self._release) for each in pod.spec.get("volumes", [])}
+        return {
+            name: write_volume(self._folder / "volumes" / pod.name / name, each, group=group)
+            for name, each in files.items()
+            if each is not None
+        }
 
     def drain(self, name: str) -> None:
         """Has a pod leave as when its node is drained; its controller makes another."""

@@ -265,12 +265,10 @@ def _check(pod: Pod) -> None:
             f"pod {pod.name} has more than one container beside its sidecars, and this plays one"
         )
     for sidecar in pod.sidecars:
-        if sidecar.get("restartPolicy") != "Always" or "exec" not in sidecar.get(
-            "startupProbe", {"exec": {}}
-        ):
-            raise NotPlayable(
-                f"pod {pod.name}: {sidecar['name']} is no sidecar, but ends, or its start is not probed by exec"
-            )
+        probe = sidecar.get("startupProbe", {})
+        if sidecar.get("restartPolicy") != "Always" or (probe and "exec" not in probe):
+            asked = "a sidecar that stays, whose start, if any, is probed by exec"
+            raise NotPlayable(f"pod {pod.name}: its init container {sidecar['name']} is not {asked}")
     for kind in PROBES:
         if kind in pod.container and "httpGet" not in pod.container[kind]:
             raise NotPlayable(f"pod {pod.name}: its {kind} is no httpGet, and no other kind is asked here")

@@ -6,7 +6,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from pods.translation import Files, Release
 from pods.volumes import write_volume
 from prometheus_client.parser import text_string_to_metric_families
 
-from dase_grpc.replay.security.certificates import issue, make_authority
+from dase_grpc.replay.security.certificates import issue
 from dase_grpc.replay.security.identity import Identity
 
 GROUP = 65_532
@@ -30,15 +30,14 @@ LEDGER = "/ledger"
 ACKNOWLEDGED = "dase_explorer_acknowledged_transitions"
 
 
-def secrets(folder: Path, prefix: str, hosts: Mapping[str, Iterable[str]]) -> list[dict[str, Any]]:
-    """A Secret for each node, as `kubectl create secret generic PREFIX-NODE --from-file` makes them."""
-    made, now = [], datetime.now(UTC)
-    make_authority(folder, now=now)
-    for node, names in hosts.items():
-        files = issue(folder, Identity.parse(node.replace("-", "/")), list(names), now=now)
-        data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in files.iterdir()}
-        made.append({"kind": "Secret", "metadata": {"name": f"{prefix}-{node}"}, "data": data})
-    return made
+def secret(
+    certificates: Path, node: str, hosts: Sequence[str] = (), *, replace: bool = False
+) -> dict[str, Any]:
+    """A node's Secret with a new certificate, as `kubectl create secret generic --from-file` makes it."""
+    identity = Identity.parse(node.replace("-", "/"))
+    folder = issue(certificates, identity, hosts, now=datetime.now(UTC), replace=replace)
+    data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in folder.iterdir()}
+    return {"kind": "Secret", "metadata": {"name": f"dase-tls-{node}"}, "data": data}
 
 
 def with_ledger(manifest: dict[str, Any], ledger: Path) -> dict[str, Any]:
@@ -113,6 +112,10 @@ class Played:
         """What all pods have written."""
         names = sorted({*self.machine.lives, *(path.stem for path in (self.folder / "logs").glob("*"))})
         return "\n".join(f"== {name}\n{self.machine.log(name)[-3000:]}" for name in names)
+
+    def within(self, name: str, *command: str) -> str:
+        """What a command prints in a pod's container."""
+        return self.podman.run("exec", self.machine.lives[name].container, *command)
 
     def claim(self, name: str) -> Path:
         """Where the volume of a claim lies."""

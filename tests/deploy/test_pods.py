@@ -1,9 +1,11 @@
 """The chart's pods run: podman plays them here, and they are killed and drained while they train."""
 
+import base64
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,14 @@ from deploy.charts import Helm
 from deploy.imaging import Builder
 from deploy.jobs import numbered_settings
 from deploy.monitor import scrape_config
-from deploy.playing import GROUP, Played, observer, release_of, secrets
+from deploy.playing import GROUP, Played, observer, release_of, secret
 from deploy.servers import free_ports, prometheus, running
 from deploy.stored import wrong
 from pods.machine import Machine
 from pods.podman import Podman
 from pods.translation import Release
+
+from dase_grpc.replay.security.certificates import make_authority
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -69,9 +73,11 @@ def release(helm: Helm, tmp_path: Path) -> Release:
     ledger.mkdir()
     shutil.chown(ledger, GROUP, GROUP)
     config = tomli_w.dumps(settings).replace(",", r"\,")
-    hosts = {node: [ADDRESS.partition(":")[0]] if node == "replay" else [] for node in NODES}
     manifests = helm.rendered(*VALUES, config=config).manifests
-    return release_of(manifests, secrets(tmp_path / "certs", "dase-tls", hosts), ledger)
+    make_authority(tmp_path / "certs", now=datetime.now(UTC))
+    hosts = {"replay": [ADDRESS.partition(":")[0]]}
+    made = [secret(tmp_path / "certs", node, hosts.get(node, [])) for node in NODES]
+    return release_of(manifests, made, ledger)
 
 
 @pytest.fixture
@@ -112,6 +118,7 @@ def test_a_run_in_pods_trains_is_watched_and_loses_nothing_however_its_pods_end(
     played.until_ready(REPLAY, *explorers, EVALUATOR)
     noted = {name: played.note(name) for name in explorers}
 
+    follows_a_renewal(played, release, tmp_path / "certs", second)
     played.until(lambda: played.machine.complete, "the run ends")
     assert [played.machine.codes[name] for name in (first, second)] == [0, 0]
     at_the_end_as_told(played)
@@ -136,6 +143,17 @@ def passes_helms_test(played: Played, release: Release) -> None:
     played.machine.play(test)
     played.until(lambda: test.name in played.machine.codes, "helm test")
     assert played.machine.codes[test.name] == 0, played.machine.log(test.name)
+
+
+def follows_a_renewal(played: Played, release: Release, certificates: Path, name: str) -> None:
+    """A learner's new certificate comes to it while it runs, and nobody else's ever does."""
+    renewed = secret(certificates, f"learner-{name[-1]}", replace=True)
+    others = (each for each in release.manifests if each["metadata"] != renewed["metadata"])
+    played.machine.renew(Release((*others, renewed)))
+    crt = base64.b64decode(renewed["data"]["tls.crt"]).decode()
+    played.until(lambda: played.within(name, "cat", "/etc/dase/tls/tls.crt") == crt, "the new certificate")
+    assert "agents" not in played.within(name, "ls", "/").split()
+    assert sorted(played.within(name, "ls", "/etc/dase/tls").split()) == sorted(renewed["data"])
 
 
 def drained(played: Played, *names: str) -> None:
