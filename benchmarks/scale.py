@@ -2,7 +2,7 @@
 
 python benchmarks/scale.py [--agents 2 16 64 256 1000] [--results FILE.csv] [--also FILE.csv ...]
 python benchmarks/scale.py --agents 256 --actors 4
-python benchmarks/scale.py --agents 1000 --shards 4
+python benchmarks/scale.py --agents 256 --shards 4
 python benchmarks/scale.py --quick
 python benchmarks/scale.py --show FILE.csv
 
