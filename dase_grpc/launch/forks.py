@@ -247,13 +247,13 @@ def _begin(arguments: Sequence[str], stdin: int, log: int) -> None:
 def _be_called(command: Sequence[str]) -> None:
     """Puts a command line in the place of this process's own, for ps and all that look for a node.
 
-    One that is too long is cut off.
+    One that is too long is cut off; where the kernel does not say where that place is, nothing is done.
     """
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
-    room = end - begin
-    text = b"\0".join(map(os.fsencode, command))[: room - 1]
-    ctypes.memmove(begin, text.ljust(room, b"\0"), room)
+    if begin and (room := end - begin) > 0:
+        text = b"\0".join(map(os.fsencode, command))[: room - 1]
+        ctypes.memmove(begin, text.ljust(room, b"\0"), room)
 
 
 if __name__ == "__main__":

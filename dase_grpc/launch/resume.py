@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, say
+from dase_grpc.launch.forks import fork_server
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
 from dase_grpc.launch.train import LaunchOptions, run_here
 from dase_grpc.learning.envs.make import require_same_environment
@@ -39,7 +40,10 @@ def resume_here(options: ResumeOptions) -> None:
     path = options.path.absolute()
     RunDirectory.open(path)  # or there is nothing to lock
     with closing(FolderLock.acquire(path)):
-        _resume(options, RunDirectory.open(path))
+        directory = RunDirectory.open(path)
+        wanted = directory.run.get("mode") == "cluster" and options.gpus is None
+        with fork_server(threads=directory.config.train.threads, wanted=wanted) as forks:
+            _resume(replace(options, forks=forks), directory)
 
 
 def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
