@@ -14,6 +14,9 @@ TOOLS = ("buildah", "mmdebstrap", "bwrap")
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 UID = "65532"
+KEPT = 40
+"""Images, those on the way included, above which the storage is begun anew: each build adds about ten."""
+
 CONFIGURED = ("/etc/xdg/pip", "/etc/ssl/certs", "/opt/wheels", "/opt/pypi", "/opt/pypi-more")
 """Where this machine may keep packages and whom it trusts; the build sees those that are there."""
 
@@ -51,6 +54,8 @@ class Builder:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as lock:  # tests run side by side
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if len(self.buildah("images", "--all", "--quiet").split()) > KEPT:
+                ran("buildah", *self.storage, "rmi", "--all")  # but those that a container runs
             if BASE not in self.buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
                 self._make_base()
             return self._build(target)
