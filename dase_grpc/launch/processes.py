@@ -140,7 +140,9 @@ async def start_node(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab" if again else "wb") as file:
-        forked = None if forks is None else await forks.start(command[len(PROGRAM) :], file)
+        forked = None
+        if forks is not None and tuple(command[: len(PROGRAM)]) == PROGRAM:
+            forked = await forks.start(command[len(PROGRAM) :], file)
         process = forked or await asyncio.create_subprocess_exec(
             *command,
             stdin=PIPE,

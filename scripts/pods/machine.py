@@ -199,11 +199,13 @@ class Machine:
             self._written(life.pod)
 
     def _written(self, pod: Pod) -> dict[str, Path]:
-        """Writes a pod's volumes of files; where each lies."""
+        """Writes a pod's volumes of files; where each lies. Nobody but root comes at them past the pods."""
+        volumes = self._folder / "volumes"
+        volumes.mkdir(mode=0o700, parents=True, exist_ok=True)
         group = pod.spec.get("securityContext", {}).get("fsGroup")
         files = {each["name"]: files_of(each, self._release) for each in pod.spec.get("volumes", [])}
         return {
-            name: write_volume(self._folder / "volumes" / pod.name / name, each, group=group)
+            name: write_volume(volumes / pod.name / name, each, group=group)
             for name, each in files.items()
             if each is not None
         }

@@ -69,14 +69,19 @@ class Podman:
 
     def run(self, *words: str) -> str:
         """What podman prints; raises PodmanError where it fails."""
+        return self._said(words, errors=subprocess.PIPE)
+
+    def _said(self, words: Words, *, errors: int) -> str:
         environment = {**os.environ, "CONTAINERS_CONF": str(self._configuration)}
         command = ["podman", *self.storage, *words]
         try:
             done = subprocess.run(
                 command,
                 check=False,
-                capture_output=True,
-                text=True,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                encoding="utf-8",
+                errors="replace",
                 timeout=CALL_S,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is not podman's to heed
@@ -84,16 +89,32 @@ class Podman:
         except subprocess.TimeoutExpired:
             raise PodmanError(f"`podman {' '.join(words)}` has not ended after {CALL_S:g} s") from None
         if done.returncode:
-            raise PodmanError(f"`podman {' '.join(words)}` failed: {done.stderr.strip()[-500:]}")
+            raise PodmanError(
+                f"`podman {' '.join(words)}` failed: {(done.stderr or done.stdout).strip()[-500:]}"
+            )
         return done.stdout
 
     def play(self, manifest: Mapping[str, Any], aliases: Sequence[str], awaited: Mapping[str, Words]) -> str:
         """Starts a pod, which others find under these names too; returns its address.
 
         Its containers start one after the other; of those in `awaited` each has started once that command
-        succeeds in it.
+        succeeds in it. Where one does not start, nothing is left of the pod.
         """
         name = manifest["metadata"]["name"]
+        try:
+            self._play(name, manifest, aliases, awaited)
+            return self.address(name)
+        except PodmanError:
+            self.remove(name)
+            raise
+
+    def _play(
+        self,
+        name: str,
+        manifest: Mapping[str, Any],
+        aliases: Sequence[str],
+        awaited: Mapping[str, Words],
+    ) -> None:
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(manifest)), encoding="utf-8")
         options = ",".join(f"alias={alias}" for alias in aliases)
@@ -103,7 +124,6 @@ class Podman:
             self.run("start", f"{name}-{container['name']}")
             if container["name"] in awaited:
                 self._await(f"{name}-{container['name']}", awaited[container["name"]])
-        return self.address(name)
 
     def _await(self, container: str, words: Words) -> None:
         """Returns when a command has succeeded in a container."""
@@ -146,15 +166,11 @@ class Podman:
 
     def logs(self, container: str) -> str:
         """What a container has written so far, since it was made."""
-        command = ["podman", *self.storage, "logs", container]
-        both = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S
-        )
-        return both.stdout.decode(errors="replace")
+        return self._said(("logs", container), errors=subprocess.STDOUT)
 
     def remove(self, pod: str) -> None:
-        """Kills what runs of a pod, and forgets it; its claims' volumes stay."""
-        self.run("pod", "rm", "--force", "--time=0", pod)
+        """Kills what runs of a pod, if it is there, and forgets it; its claims' volumes stay."""
+        self.run("pod", "rm", "--force", "--ignore", "--time=0", pod)
 
     @property
     def _configuration(self) -> Path:

@@ -1,11 +1,11 @@
-"""The real Prometheus, promtool and helm, fetched where they are not installed."""
+"""The real Prometheus, promtool and helm, fetched where they are not installed, and a Slurm."""
 
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from children import ran
 from deploy.charts import CONFIG, VALUES, Helm, Rendered
 from deploy.deployed import PROJECT
 from deploy.imaging import Builder, missing_tools
+from local_slurm import LocalSlurm, NoSlurm, local_slurm
 
 CACHE = PROJECT / ".cache" / "prometheus"
 
@@ -70,6 +71,16 @@ def builder() -> Builder:
     if missing := missing_tools():
         pytest.skip(f"{', '.join(missing)} not installed; run scripts/get_image_tools.sh")
     return Builder(PROJECT / ".cache" / "images")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[LocalSlurm]:
+    """A Slurm of this machine, of two nodes that are one; skips where it cannot be had."""
+    try:
+        with local_slurm(tmp_path / "slurm", nodes=2, cpus=2) as running:
+            yield running
+    except NoSlurm as reason:
+        pytest.skip(str(reason))
 
 
 def monitoring_folder(*programs: str) -> Path:

@@ -9,7 +9,7 @@ import yaml
 from deploy.charts import Rendered
 from play_pods import read_release
 from pods.machine import BACK_OFF_S, Machine
-from pods.podman import State
+from pods.podman import Podman, PodmanError, State
 from pods.translation import Files, NotPlayable, Pod, Release, files_of, playable
 from pods.volumes import write_volume
 
@@ -156,6 +156,17 @@ def test_what_is_not_there_or_not_done_is_said(whole, tmp_path):
         read_release([tmp_path / "broken.yaml"])
 
 
+def test_nothing_is_left_of_a_pod_that_does_not_start(tmp_path, monkeypatch):
+    program = tmp_path / "podman"
+    program.write_text(f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/asked\n[ "$1" != start ]\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    manifest = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "own"}]}}
+    with pytest.raises(PodmanError, match="podman start one-own"):
+        Podman(tmp_path, "net").play(manifest, [], {})
+    assert (tmp_path / "asked").read_text().splitlines() == ["kube play", "start one-own", "pod rm"]
+
+
 class FakePodman:
     """Containers that end when they are told to, and that answer probes unless they are said not to."""
 
@@ -231,6 +242,13 @@ def learner(machine: Machine, agent: int = 0) -> str:
 def end(machine: Machine, podman: FakePodman, name: str, code: int) -> None:
     podman.codes[machine.lives[name].container] = code
     machine.step()
+
+
+def test_nobody_else_comes_at_the_files_of_volumes(whole, podman, tmp_path):
+    Machine(whole, podman, tmp_path, say=lambda text: None).play(named(whole, "replay-1"))
+    volumes = tmp_path / "volumes"
+    assert list(volumes.glob("*/tls/tls.key"))
+    assert volumes.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_pod_is_ready_once_its_probes_of_start_and_readiness_have_passed(machine, podman):

@@ -6,20 +6,10 @@ import pytest
 from children import ran
 from deploy.deployed import PROJECT
 from deploy.jobs import SCRIPT, lost, numbered_settings, submit
-from local_slurm import NoSlurm, local_slurm
 
 from dase_grpc.launch.drill.evidence import read_buffer
 
 AGENTS, STEPS = 2, 900
-
-
-@pytest.fixture
-def slurm(tmp_path):
-    try:
-        with local_slurm(tmp_path / "slurm", nodes=2, cpus=2) as running:
-            yield running
-    except NoSlurm as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.slow

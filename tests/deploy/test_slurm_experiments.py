@@ -12,7 +12,6 @@ import pytest
 import tomli_w
 from children import ran
 from deploy.deployed import PROJECT
-from local_slurm import NoSlurm, local_slurm
 from patience import PATIENCE_S
 
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
@@ -94,15 +93,6 @@ class Submitter:
 def table(said: str) -> list[str]:
     """The table of results, but for the times."""
     return re.findall(r"^(\S+ +finished +\S+)  \S.*$", said, re.MULTILINE)
-
-
-@pytest.fixture
-def slurm(tmp_path):
-    try:
-        with local_slurm(tmp_path / "slurm", nodes=2, cpus=2) as running:
-            yield running
-    except NoSlurm as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.slow

@@ -131,10 +131,10 @@ def _name_in_list(given: str) -> str:
     """The name that `@FILE:N` stands for: that in line N, from 0 on, of a file."""
     path, _, number = given.removeprefix("@").rpartition(":")
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()[int(number)]
+        return dict(enumerate(Path(path).read_text(encoding="utf-8").splitlines()))[int(number)]
     except OSError as error:
         raise ConfigError(f"--cell {given}: cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, IndexError):
+    except (ValueError, KeyError):
         raise ConfigError(f"--cell {given} is no line of a file; write @FILE:N, with N from 0 on") from None
 
 

@@ -343,8 +343,7 @@ def _shown(file: Path, revoked: frozenset[Certificate]) -> Shown:
         [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)],
         certificate.not_valid_before_utc,
         certificate.not_valid_after_utc,
-        revoked=(certificate.issuer.public_bytes(serialization.Encoding.DER), certificate.serial_number)
-        in revoked,
+        revoked=(certificate.issuer, certificate.serial_number) in revoked,
     )
 
 

@@ -132,6 +132,7 @@ class Live(Generic[T]):
         with self._lock:
             stamp = self._stamp_now()
             if stamp == self._stamp:
+                self._complaint = ""  # of files that were in their place meanwhile
                 return False
             try:
                 value = self._read()

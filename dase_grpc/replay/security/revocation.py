@@ -19,17 +19,17 @@ from dase_grpc.replay.wire.status import Context
 try:
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import Encoding
 except ModuleNotFoundError as error:
     raise CredentialsError(
         "--crl needs the cryptography library; install it with pip install 'dase-grpc[certs]'"
     ) from error
 
 REVOKED: Final = "revoked"
-_LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+_BEGIN: Final = b"-----BEGIN X509 CRL-----"
+_LIST: Final = re.compile(_BEGIN + rb".+?-----END X509 CRL-----", re.DOTALL)
 
-Certificate = tuple[bytes, int]
-"""What names one certificate: its issuer, in DER, and its serial number."""
+Certificate = tuple[x509.Name, int]
+"""What names one certificate: its issuer, however that is encoded, and its serial number."""
 
 log = logging.getLogger("dase")
 
@@ -46,7 +46,7 @@ class RevocationLists:
 def certificate_of(pem: bytes) -> Certificate:
     """The certificate in a PEM text; a ValueError where that is none."""
     found = x509.load_pem_x509_certificate(pem)
-    return found.issuer.public_bytes(Encoding.DER), found.serial_number
+    return found.issuer, found.serial_number
 
 
 def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists:
@@ -56,17 +56,20 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
         CredentialsError: there is none, or one is damaged, expired, or not signed by an authority whose
             certificate is in the file `authority`.
     """
-    blocks = _LIST.findall(read_public(file))
+    content = read_public(file)
+    blocks = _LIST.findall(content)
     if not blocks:
         raise CredentialsError(
             f"{file} holds no revocation list in PEM form; make one with `dase certs revoke`"
         )
+    if len(blocks) != content.count(_BEGIN):  # one without its end would let in again who is on it
+        raise _damaged(file)
     try:
         authorities = x509.load_pem_x509_certificates(read_public(authority))
     except ValueError as error:
         raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
     lists = [_checked(file, block, authorities, now) for block in blocks]
-    revoked = {(each.issuer.public_bytes(Encoding.DER), one.serial_number) for each in lists for one in each}
+    revoked = {(each.issuer, one.serial_number) for each in lists for one in each}
     return RevocationLists(frozenset(revoked), min(_end(each) for each in lists))
 
 
@@ -77,7 +80,7 @@ def _checked(
         found = x509.load_pem_x509_crl(block)
         critical = any(extension.critical for extension in found.extensions)
     except ValueError as error:
-        raise CredentialsError(f"the revocation list in {file} is damaged; copy it there again") from error
+        raise _damaged(file) from error
     if not any(is_signed_by(found, each) for each in authorities):
         raise CredentialsError(
             f"the revocation list in {file} is not signed by an authority whose certificate is in {CA}; copy "
@@ -91,6 +94,10 @@ def _checked(
             f"with `dase certs revoke`, and copy it there"
         )
     return found
+
+
+def _damaged(file: Path) -> CredentialsError:
+    return CredentialsError(f"the revocation list in {file} is damaged; copy it there again")
 
 
 def is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:

@@ -163,6 +163,17 @@ def test_flags_that_mean_nothing_beside_each_other_are_refused(file, options, sa
     assert_one_sentence(refused.value, said)
 
 
+@pytest.mark.parametrize("line", ["2", "-1", "x"])
+def test_a_cell_is_named_by_a_line_of_a_file_if_it_has_that_line(file, capsys, tmp_path, line):
+    finish(file)
+    cells = tmp_path / "cells"
+    cells.write_text("seed-1\nseed-0\n")
+    assert run(file, capsys, cell=f"@{cells}:1") == (0, ["seed-0 is finished already"])
+    with pytest.raises(ConfigError) as refused:
+        run(file, capsys, cell=f"@{cells}:{line}")
+    assert_one_sentence(refused.value, "is no line of a file", "N from 0 on")
+
+
 def test_a_cell_that_has_finished_is_left_as_it_is(file, capsys, monkeypatch):
     finish(file)
     monkeypatch.setattr(experiment.asyncio, "run", None)

@@ -11,6 +11,7 @@ import pytest
 from contracts.sentences import assert_one_sentence, refuses
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.name import _ASN1Type
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replay.security.credentials import guarded, make_keyring
 from replay.wire.policy_streams import subscriber_of
@@ -27,6 +28,9 @@ from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.door import Door, door_of
 from dase_grpc.replay.security.identity import Identity, Role
 from dase_grpc.replay.security.revocation import read_lists
+
+PRINTABLE = _ASN1Type.PrintableString
+"""Another encoding than that of the names which the library makes by itself."""
 
 NOBODY_OF_A_RUN = Role.CLIENT
 """Who may call a policy server alone, see tests/inference/test_policy_server_security.py."""
@@ -176,6 +180,13 @@ def damaged(ring, tmp_path):
     return tmp_path / "list"
 
 
+def cut_off(ring, tmp_path):
+    """A whole list, and another authority's behind it, of which the end is missing."""
+    whole = (ring.authority / "ca.crl").read_bytes()
+    (tmp_path / "list").write_bytes(whole + whole[: len(whole) // 2])
+    return tmp_path / "list"
+
+
 def listing(issuer):
     now = datetime.now(UTC)
     made = x509.CertificateRevocationListBuilder().issuer_name(issuer).last_update(now)
@@ -192,6 +203,7 @@ UNFIT = {
     "missing": (lambda ring, tmp_path: tmp_path / "none", "cannot read"),
     "empty": (lambda ring, tmp_path: ring.authority / "ca.crt", "holds no revocation list"),
     "damaged": (damaged, "is damaged"),
+    "cut off": (cut_off, "is damaged"),
     "of another authority": (unsigned, "is not signed by an authority"),
     "forged": (forged, "is not signed by an authority"),
     "a part": (a_part, "is a part of one"),
@@ -241,6 +253,27 @@ async def test_a_list_that_is_taken_away_or_ends_while_the_service_runs_stays_in
         assert guard.door.state.lists_unfit
         assert guard.door.state.lists_until < guard.wall.now
     assert caplog.text.count("has expired and is still in use") == 1
+
+
+async def test_a_list_that_was_away_and_is_put_back_as_it_was_is_fit_again(ring, tmp_path):
+    async with listed(ring) as guard:
+        away = (ring.authority / "ca.crl").rename(tmp_path / "away")
+        guard.door.look()
+        assert guard.door.state.lists_unfit
+        away.rename(ring.authority / "ca.crl")
+        guard.door.look()
+        assert not guard.door.state.lists_unfit
+
+
+def test_a_list_counts_for_its_authority_however_either_encodes_the_name(ring, tmp_path):
+    own = x509.load_pem_x509_certificate((ring.authority / "ca.crt").read_bytes())
+    key = serialization.load_pem_private_key((ring.authority / "ca.key").read_bytes(), None)
+    other = x509.Name([x509.NameAttribute(each.oid, each.value, PRINTABLE) for each in own.subject])
+    assert other.public_bytes() != own.subject.public_bytes()
+    entry = x509.RevokedCertificateBuilder().serial_number(7).revocation_date(datetime.now(UTC)).build()
+    made = written(tmp_path, listing(other).add_revoked_certificate(entry), key)
+    lists = read_lists(made, ring.authority / "ca.crt", now=datetime.now(UTC))
+    assert (own.subject, 7) in lists.revoked
 
 
 def test_lists_of_both_authorities_count_while_one_follows_the_other(ring, tmp_path):

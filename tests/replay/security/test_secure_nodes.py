@@ -13,7 +13,7 @@ from replay.wire.services import promptly
 
 from dase_grpc.cli.main import main
 from dase_grpc.errors import AddressError, CredentialsError, NotPermittedError
-from dase_grpc.launch.processes import _environment
+from dase_grpc.launch.forks import node_variables
 from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.security.certificates import revoke
@@ -70,10 +70,15 @@ async def test_a_replay_node_counts_whom_it_refuses(keyring, monkeypatch):
 
 
 def test_the_nodes_of_one_machine_do_not_inherit_credentials(monkeypatch, tmp_path):
-    for name in ("DASE_TLS", "DASE_TOKENS", "DASE_TOKEN_FILE", "DASE_CRL"):
+    secret = {"DASE_TLS", "DASE_TOKENS", "DASE_TOKEN_FILE", "DASE_CRL"}
+    for name in secret:
         monkeypatch.setenv(name, str(tmp_path))
-        assert name not in _environment()
-    assert _environment().items() <= os.environ.items()
+    given = node_variables(os.environ, threads=3)
+    assert not secret & given.keys()
+    assert given["OMP_NUM_THREADS"] == given["MKL_NUM_THREADS"] == "3"
+    kept = given.keys() - {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    assert kept
+    assert all(given[name] == os.environ[name] for name in kept)
 
 
 @pytest.mark.parametrize(
