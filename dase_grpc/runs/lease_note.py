@@ -21,7 +21,7 @@ class LeaseNote(FileLock):
 
     @classmethod
     def keep(cls, path: Path, node_id: str) -> Self:
-        """Locks the note and writes it; never waits.
+        """Locks the note and writes it; never waits. The caller holds the lock on the agent's folder.
 
         Where the kernel has no boot id, the file system has no locks, or another process looks at the note
         in this very moment, none is kept: whoever comes next waits for the lease to end.
@@ -30,7 +30,7 @@ class LeaseNote(FileLock):
             RunDirectoryError: it cannot be written.
         """
         with written(path):
-            note = cls(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            note = cls(_opened(path))
             try:
                 if not (boot_id() and note.taken()):
                     note.close()
@@ -69,6 +69,15 @@ class LeaseNote(FileLock):
         """What a copy of the file does not have, nor one of another machine or of before a restart."""
         found = os.fstat(self.descriptor)
         return {"boot_id": boot_id(), "device": found.st_dev, "inode": found.st_ino}
+
+
+def _opened(path: Path) -> int:
+    """The note, or a new one in the place of another user's, who shares the run's directory with this one."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except PermissionError:
+        path.unlink()
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def ended_node_id(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Lease notes: only the end of the process that kept one, on this machine, is proof of it."""
 
+import errno
 import json
 import os
 import shutil
@@ -57,6 +58,22 @@ def test_nobody_else_may_read_a_note_also_where_an_older_one_could_be_read(path)
     note = LeaseNote.keep(path, "secret")
     assert path.stat().st_mode & 0o777 == 0o600
     note.close()
+
+
+def test_another_users_note_is_replaced_and_proves_nothing(ended, monkeypatch):
+    theirs, opened = ended.stat().st_ino, os.open
+
+    def refused(path, *more, **options):
+        if path == ended and ended.exists() and ended.stat().st_ino == theirs:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *more, **options)
+
+    held = ended.open()  # so that its inode is not used again
+    monkeypatch.setattr(os, "open", refused)
+    assert ended_node_id(ended) == ""
+    LeaseNote.keep(ended, "next").close()
+    assert ended_node_id(ended) == "next"
+    held.close()
 
 
 def test_the_next_note_takes_the_place_of_the_one_before(path):

@@ -4,6 +4,7 @@ What was queued is noted before it is: a folder for each submission, whose job h
 Slurm is asked. So whoever comes next, on whatever host, knows of a job although its submitter was killed.
 """
 
+import os
 import re
 import secrets
 import shutil
@@ -159,9 +160,12 @@ def _read_submission(path: Path) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _told(*command: str) -> str:
-    """What a command of Slurm's prints."""
+    """What a command of Slurm's prints, whatever somebody would have it leave out by SQUEUE_..."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        done = subprocess.run(
+            command, env=plain, capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SchedulerError(f"{command[0]} does not answer: {error}") from None
     if done.returncode:

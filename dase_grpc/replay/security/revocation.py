@@ -36,10 +36,14 @@ log = logging.getLogger("dase")
 
 @dataclass(frozen=True)
 class RevocationLists:
-    """What a file of revocation lists says: who is withdrawn, and until when the first list counts."""
+    """What a file of revocation lists says: who is withdrawn, and until when the first list counts.
+
+    `without` are the names of those authorities whose certificates all count, for they have no list.
+    """
 
     revoked: frozenset[Certificate]
     until: datetime
+    without: frozenset[str]
 
 
 @lru_cache(maxsize=4_096)
@@ -70,7 +74,9 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
         raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
     lists = [_checked(file, block, authorities, now) for block in blocks]
     revoked = {(each.issuer, one.serial_number) for each in lists for one in each}
-    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists))
+    without = {each.subject for each in authorities} - {each.issuer for each in lists}
+    names = frozenset(name.rfc4514_string() for name in without)
+    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), names)
 
 
 def _checked(
@@ -135,7 +141,12 @@ class Revocation:
 
     def __init__(self, file: Path, authority: Path, *, clock: Callable[[], float]) -> None:
         def read() -> RevocationLists:
-            return read_lists(file, authority, now=self._now())
+            lists = read_lists(file, authority, now=self._now())
+            for name in sorted(lists.without):
+                log.warning(
+                    "%s has no list of %s, which is in %s: all its certificates count", file, name, CA
+                )
+            return lists
 
         self._clock, self._file = clock, file
         self._lists = Live(f"revocation lists of {file}", lambda: stamp_of(file, authority), read)

@@ -4,6 +4,7 @@ The folder is that of this program. `queue.txt` in it holds what squeue shows, a
 name|job|index|state. `refuses.txt` holds what sbatch says instead of taking a job, or squeue of an answer.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -31,8 +32,9 @@ def sbatch() -> None:
 
 def squeue() -> None:
     (names,) = (part.removeprefix("--name=") for part in sys.argv if part.startswith("--name="))
+    state = os.environ.get("SQUEUE_STATES", "")
     for line in QUEUE.read_text().splitlines() if QUEUE.exists() else ():
-        if line.split("|")[0] in names.split(","):
+        if line.split("|")[0] in names.split(",") and line.endswith(state):
             sys.stdout.write(f"{line}\n")
 
 

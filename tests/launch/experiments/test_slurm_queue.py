@@ -73,6 +73,12 @@ def test_each_index_is_a_cell_by_its_name_and_slurm_is_asked_which_it_still_has(
     assert slurm.queue.tasks() == {}
 
 
+def test_a_task_is_known_also_to_who_has_squeue_show_others_alone(slurm, monkeypatch):
+    slurm.submit(small_cells(seed=[0, 1]))
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    assert set(slurm.queue.tasks()) == {"seed-0", "seed-1"}
+
+
 def test_what_a_task_runs_is_a_command_with_the_cells_name_and_the_file_as_it_was(slurm):
     slurm.submit(small_cells(seed=[0, 1]), gpus=1)
     slurm.file.write_text("[matrix]\nseeds = 9\n")

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import sys
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -27,7 +28,7 @@ from dase_grpc.replay.security.certificates import issue, revoke
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.door import Door, door_of
 from dase_grpc.replay.security.identity import Identity, Role
-from dase_grpc.replay.security.revocation import read_lists
+from dase_grpc.replay.security.revocation import Revocation, read_lists
 
 PRINTABLE = _ASN1Type.PrintableString
 """Another encoding than that of the names which the library makes by itself."""
@@ -274,6 +275,16 @@ def test_a_list_counts_for_its_authority_however_either_encodes_the_name(ring, t
     made = written(tmp_path, listing(other).add_revoked_certificate(entry), key)
     lists = read_lists(made, ring.authority / "ca.crt", now=datetime.now(UTC))
     assert (own.subject, 7) in lists.revoked
+
+
+def test_an_authority_that_has_no_list_is_named_in_the_log(ring, tmp_path, caplog):
+    ring.folder("learner/3", authority="other")
+    both = b"".join((ring.root / each / "ca.crt").read_bytes() for each in ("ca", "other"))
+    (tmp_path / "ca.crt").write_bytes(both)
+    Revocation(ring.authority / "ca.crl", tmp_path / "ca.crt", clock=time.time)
+    assert len(caplog.records) == 1
+    other = x509.load_pem_x509_certificate((ring.root / "other" / "ca.crt").read_bytes()).subject
+    assert f"has no list of {other.rfc4514_string()}, which is in ca.crt" in caplog.text
 
 
 def test_lists_of_both_authorities_count_while_one_follows_the_other(ring, tmp_path):
