@@ -165,15 +165,19 @@ class LeaseFile:
 
     @classmethod
     def open(cls, directory: DataDirectory) -> Self:
-        """The file of a directory, which is made if it is missing."""
+        """The file of a directory, which is made if it is missing; node ids in it are secrets."""
         path = directory.path / LEASES
         try:
-            return cls((MappedFile.open if path.exists() else MappedFile.create)(path, FILE_BYTES))
+            if path.exists():
+                return cls(MappedFile.open(path, FILE_BYTES))
+            made = MappedFile.create(path, FILE_BYTES)
+            path.chmod(0o600)
         except OSError as error:
             raise DataDirectoryError(
                 f"{directory.path} cannot take the {FILE_BYTES >> 20} MiB of leases "
                 f"({error.strerror}); free space there, or choose another"
             ) from None
+        return cls(made)
 
     def read(self, *, now: float, ttl_s: float) -> list[Lease]:
         """The latest lease of each agent id, those that were not given back as if renewed at `now`."""

@@ -257,8 +257,8 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
 def _record(directory: Path, identity: Identity, certificate: x509.Certificate) -> None:
     """Adds a certificate to the authority's record."""
     line = f"{certificate.serial_number:x} {identity} {certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}\n"
-    file = directory / ISSUED
-    put(file, (file.read_bytes() if file.exists() else b"") + line.encode())
+    with (directory / ISSUED).open("a", encoding="ascii") as record:  # one write, beside any other's
+        record.write(line)
 
 
 def _issued_to(directory: Path, identity: Identity, authority: x509.Certificate, now: datetime) -> set[int]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,11 +38,13 @@ log = logging.getLogger("dase")
 class RevocationLists:
     """What a file of revocation lists says: who is withdrawn, and until when the first list counts.
 
-    `without` are the names of those authorities whose certificates all count, for they have no list.
+    `signed` says when each authority has signed its latest list; `without` are the names of those authorities
+    whose certificates all count, for they have no list.
     """
 
     revoked: frozenset[Certificate]
     until: datetime
+    signed: Mapping[x509.Name, datetime]
     without: frozenset[str]
 
 
@@ -74,9 +76,10 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
         raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
     lists = [_checked(file, block, authorities, now) for block in blocks]
     revoked = {(each.issuer, one.serial_number) for each in lists for one in each}
+    signed = {each.issuer: each.last_update_utc for each in sorted(lists, key=_signed)}
     without = {each.subject for each in authorities} - {each.issuer for each in lists}
     names = frozenset(name.rfc4514_string() for name in without)
-    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), names)
+    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), signed, names)
 
 
 def _checked(
@@ -114,6 +117,10 @@ def is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certific
         return False
 
 
+def _signed(found: x509.CertificateRevocationList) -> datetime:
+    return found.last_update_utc
+
+
 def _end(found: x509.CertificateRevocationList) -> datetime:
     """When a list ends; one that does not say has ended long ago."""
     return found.next_update_utc or datetime.fromtimestamp(0, UTC)
@@ -132,7 +139,7 @@ class Revocation:
     """Refuses callers whose certificates are withdrawn, and ends the calls that they have open.
 
     Lives on one event loop. The file is read at once, and again when it or the authority's changes; a list
-    that is not fit then leaves the one before in use, which is logged.
+    that is not fit, or older, then leaves the one before in use, which is logged.
 
     Args:
         file: one or more revocation lists; `authority` has the certificates of those who may sign them.
@@ -140,16 +147,9 @@ class Revocation:
     """
 
     def __init__(self, file: Path, authority: Path, *, clock: Callable[[], float]) -> None:
-        def read() -> RevocationLists:
-            lists = read_lists(file, authority, now=self._now())
-            for name in sorted(lists.without):
-                log.warning(
-                    "%s has no list of %s, which is in %s: all its certificates count", file, name, CA
-                )
-            return lists
-
-        self._clock, self._file = clock, file
-        self._lists = Live(f"revocation lists of {file}", lambda: stamp_of(file, authority), read)
+        self._clock, self._file, self._authority = clock, file, authority
+        self._signed: Mapping[x509.Name, datetime] = {}
+        self._lists = Live(f"revocation lists of {file}", lambda: stamp_of(file, authority), self._read)
         self._open: set[_OpenCall] = set()
         self._said_ended: datetime | None = None
 
@@ -193,6 +193,22 @@ class Revocation:
         if self.until < self._now() and self.until != self._said_ended:
             self._said_ended = self.until
             log.warning("%s has expired and is still in use; sign it again, and copy it there", self._file)
+
+    def _read(self) -> RevocationLists:
+        """The lists that lie there now; one that is older than that in use would let nodes in again."""
+        lists = read_lists(self._file, self._authority, now=self._now())
+        for authority, signed in lists.signed.items():
+            if signed < self._signed.get(authority, signed):
+                raise CredentialsError(
+                    f"the revocation list in {self._file} was signed before the one in use; "
+                    f"copy the latest there"
+                )
+        for name in sorted(lists.without):
+            log.warning(
+                "%s has no list of %s, which is in %s: all its certificates count", self._file, name, CA
+            )
+        self._signed = lists.signed
+        return lists
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)

@@ -55,6 +55,11 @@ def test_in_memory_there_is_an_incarnation_and_nothing_to_find():
     first.close()
 
 
+def test_leases_are_for_their_owner_alone_for_node_ids_are_secrets(runs):
+    runs.start()
+    assert (runs.path / "leases").stat().st_mode & 0o077 == 0
+
+
 def test_before_the_first_join_a_restart_finds_nothing(runs):
     runs.kill(runs.start())
     run = runs.start(run_id="another", capacity=5)

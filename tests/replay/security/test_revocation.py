@@ -241,6 +241,20 @@ async def test_a_running_service_keeps_the_last_good_list_and_says_so(ring, tmp_
     assert says in said[0].getMessage()
 
 
+async def test_a_list_that_is_older_than_the_one_in_use_lets_nobody_in_again(ring, tmp_path, caplog):
+    now = datetime.now(UTC)
+    withdraw(ring, now=now - timedelta(hours=1))
+    before = shutil.copy(ring.authority / "ca.crl", tmp_path / "before")
+    ring.folder("observer")
+    withdraw(ring, "observer", now=now)
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("observer")) as caller:
+        shutil.copy(before, ring.authority / "ca.crl")
+        guard.door.look()
+        assert guard.door.state.lists_unfit
+        await refused(caller.cluster.status(), guard, 1)
+    assert "was signed before the one in use" in caplog.text
+
+
 async def test_a_list_that_is_taken_away_or_ends_while_the_service_runs_stays_in_use(ring, caplog):
     ring.folder("observer")
     withdraw(ring, "observer")
