@@ -26,7 +26,7 @@ def copied(run_dir, to):
     return shutil.copytree(run_dir, to, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
 
 
-async def test_the_learner_after_a_killed_one_trains_without_waiting_for_the_lease(storm, tmp_path):
+async def test_the_learner_after_a_killed_one_trains_without_waiting_for_the_lease(tmp_path):
     data, run_dir = tmp_path / "data", tmp_path / "run"
     async with replay_node(data_dir=data, min_size=20, lease_ttl_s=NEVER_S) as replay:
         for epoch in (1, 2, 3):
@@ -40,8 +40,6 @@ async def test_the_learner_after_a_killed_one_trains_without_waiting_for_the_lea
                 code = await asyncio.to_thread(node.exit_code)
         assert code == 0, node.log
         assert "Traceback" not in node.log
-    stored = storm.read_files(data).sequences[0, "learner-0"]
-    assert stored >= checkpoint_step(run_dir)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
