@@ -217,9 +217,10 @@ def shown(values: Sequence[float]) -> str:
     if not values:
         return "–"
     found: Estimate = estimate(values)
-    if found.interval is None:
-        return f"{found.iqm:,.0f}"
-    return f"{found.iqm:,.0f} [{found.interval.low:,.0f}, {found.interval.high:,.0f}]".replace("-", "−")
+    text = f"{found.iqm:,.0f}"
+    if found.interval is not None:
+        text += f" [{found.interval.low:,.0f}, {found.interval.high:,.0f}]"
+    return text.replace("-", "−")
 
 
 def tables(kept: Path, references: Sequence[str], at: Sequence[int]) -> str:
