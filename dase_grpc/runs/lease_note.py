@@ -1,5 +1,6 @@
 """Lease note: which process holds an agent's lease, so that the next one can prove that it has ended."""
 
+import errno
 import os
 from contextlib import closing, suppress
 from pathlib import Path
@@ -72,10 +73,15 @@ class LeaseNote(FileLock):
 
 
 def _opened(path: Path) -> int:
-    """The note, or a new one in the place of another user's, who shares the run's directory with this one."""
+    """The note, or a new one in the place of another user's, who shares the run's directory with this one.
+
+    So is a link replaced, through which another user could have a file of this one written over.
+    """
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except PermissionError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
+            raise
         path.unlink()
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
@@ -87,7 +93,7 @@ def ended_node_id(path: Path) -> str:
     and one that cannot be read prove nothing.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return ""
     with closing(LeaseNote(descriptor)) as note:

@@ -1,13 +1,18 @@
 """`dase certs`: an authority, certificates and tokens, and what is not written over."""
 
+import fcntl
+import os
 import stat
 import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from dase_grpc.errors import CredentialsError
+from dase_grpc.replay.security import certificates
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
@@ -146,6 +151,45 @@ def test_a_list_or_a_record_that_is_damaged_is_not_written_over(dase, tmp_path, 
     code, _, err = dase("certs", "revoke", tmp_path, "--role", "learner")
     assert code == 2
     assert "issued.txt is damaged" in err
+
+
+@pytest.mark.parametrize("step", ["_list_of", "put"])
+def test_nobody_else_withdraws_between_the_list_before_and_the_next(dase, tmp_path, monkeypatch, step):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner")
+    taken, does = [], getattr(certificates, step)
+
+    def looking(*given):
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        taken.append(step)
+        return does(*given)
+
+    monkeypatch.setattr(certificates, step, looking)
+    assert "; 1 in all" in dase("certs", "revoke", tmp_path, "--role", "learner")[1]
+    assert taken == [step]
+
+
+def test_a_list_that_another_tool_has_signed_without_a_number_is_gone_on_with(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner")
+    authority, key = certificates._authority(tmp_path)
+    now = datetime.now(UTC)
+    plain = x509.CertificateRevocationListBuilder().issuer_name(authority.subject).last_update(now)
+    signed = plain.next_update(now + timedelta(days=1)).sign(key, hashes.SHA256())
+    (tmp_path / "ca.crl").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    assert "; 1 in all" in dase("certs", "revoke", tmp_path, "--role", "learner")[1]
+
+
+@pytest.mark.parametrize("command", ["init new", "issue old --role learner", "revoke old"])
+def test_an_end_beyond_the_calendar_is_refused(dase, tmp_path, command):
+    make_authority(tmp_path / "old", now=datetime.now(UTC))
+    name, folder, *more = command.split()
+    code, _, err = dase("certs", name, tmp_path / folder, *more, "--days", 10**9)
+    assert code == 2
+    assert "take fewer" in err
 
 
 def test_without_an_authority_nothing_is_issued(dase, tmp_path):

@@ -76,6 +76,19 @@ def test_another_users_note_is_replaced_and_proves_nothing(ended, monkeypatch):
     held.close()
 
 
+def test_a_link_is_replaced_and_what_it_leads_to_stays(path, tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    for target in (theirs, tmp_path / "none"):
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+        assert ended_node_id(path) == ""
+        LeaseNote.keep(path, "next").close()
+        assert ended_node_id(path) == "next"
+    assert theirs.read_text() == "precious"
+    assert not (tmp_path / "none").exists()
+
+
 def test_the_next_note_takes_the_place_of_the_one_before(path):
     LeaseNote.keep(path, "a long node id of the one before").close()
     LeaseNote.keep(path, "next").close()

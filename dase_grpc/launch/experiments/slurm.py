@@ -53,7 +53,7 @@ class SlurmQueue:
         """What Slurm still has of the experiment, by the cells' names.
 
         Raises:
-            SchedulerError: it does not answer.
+            SchedulerError: it does not answer, or not so that it can be understood.
             RunDirectoryError: a note of what was queued is damaged.
         """
         noted = dict(map(_read_submission, sorted(self.folder.glob(f"*/{SUBMISSION_FILE}"))))
@@ -62,14 +62,23 @@ class SlurmQueue:
         asked = ("squeue", "--noheader", "--array", f"--name={','.join(noted)}", "--format=%j|%F|%K|%T")
         found: dict[str, Task] = {}
         for line in _told(*asked).splitlines():
-            name, job, index, state = line.strip().split("|")
-            cells, alone = noted[name], not index.isdecimal()  # one cell is no array
-            job = job if alone else f"{job}_{index}"
-            cell, identity = cells[0 if alone else int(index)]
+            cell, task = self._task(line.strip(), noted)
             if cell not in found or not found[cell].runs:
-                log = self.folder / name.rpartition("-")[2] / f"{job}_0_log.out"
-                found[cell] = Task(job, state, identity, log)
+                found[cell] = task
         return found
+
+    def _task(self, line: str, noted: Mapping[str, Sequence[tuple[str, str]]]) -> tuple[str, Task]:
+        """The cell and the task in one of squeue's lines."""
+        try:
+            name, job, index, state = line.split("|")
+            alone = not index.isdecimal()  # one cell is no array
+            cell, identity = noted[name][0 if alone else int(index)]
+        except (ValueError, LookupError):
+            raise SchedulerError(
+                f"squeue prints {line!r}, which is none of the tasks that it was asked for"
+            ) from None
+        job = job if alone else f"{job}_{index}"
+        return cell, Task(job, state, identity, self.folder / name.rpartition("-")[2] / f"{job}_0_log.out")
 
     def submit(
         self, file: Path, cells: Sequence[RunCell], site: SlurmSite, *, name: str, command: Sequence[str]

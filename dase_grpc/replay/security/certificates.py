@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import CA, CRL, put, refuse_existing, writing_into
+from dase_grpc.replay.security.folders import CA, CRL, alone_in, put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
 
 try:
@@ -140,15 +140,33 @@ def revoke(
     """Signs the authority's revocation list anew, `ca.crl`, with more certificates on it than before.
 
     Those are all that were issued to an identity, and are still valid, and those in files. With neither, the
-    list is only made, or made valid for longer. A CredentialsError where there is nothing to withdraw.
+    list is only made, or made valid for longer. Of several that do so at once each waits for the one before.
+    A CredentialsError where there is nothing to withdraw.
     """
     authority, key = _authority(directory)
     serials = {_own_serial(file, authority) for file in files}
     if identity is not None:
         serials |= _issued_to(directory, identity, authority, now)
-    before = _list_of(directory, authority)
-    known = {each.serial_number for each in before or ()}
-    until = now + timedelta(days=days)
+    until = _days_after(now, days)
+    with alone_in(directory):
+        before = _list_of(directory, authority)
+        known = {each.serial_number for each in before or ()}
+        added = sorted(serials - known)
+        made = _next_list(authority, before, added, now=now, until=until).sign(key, hashes.SHA256())
+        with writing_into(directory):
+            put(directory / CRL, made.public_bytes(serialization.Encoding.PEM))
+    return Withdrawn(directory / CRL, added, len(serials | known), until)
+
+
+def _next_list(
+    authority: x509.Certificate,
+    before: x509.CertificateRevocationList | None,
+    added: Sequence[int],
+    *,
+    now: datetime,
+    until: datetime,
+) -> x509.CertificateRevocationListBuilder:
+    """The list that follows the one before, with more serial numbers on it."""
     made = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
@@ -162,13 +180,10 @@ def revoke(
     )
     for each in before or ():
         made = made.add_revoked_certificate(each)
-    for serial in sorted(serials - known):
+    for serial in added:
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
         made = made.add_revoked_certificate(entry.build())
-    with writing_into(directory):
-        content = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        put(directory / CRL, content)
-    return Withdrawn(directory / CRL, sorted(serials - known), len(serials | known), until)
+    return made
 
 
 def certificates_in(directory: Path) -> list[Shown]:
@@ -219,9 +234,16 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATED)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(_days_after(now, days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+
+
+def _days_after(now: datetime, days: int) -> datetime:
+    try:
+        return now + timedelta(days=days)
+    except OverflowError:
+        raise CredentialsError(f"--days {days} ends after the year 9999; take fewer") from None
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
@@ -308,9 +330,13 @@ def _list_of(directory: Path, authority: x509.Certificate) -> x509.CertificateRe
 
 
 def _number_of(found: x509.CertificateRevocationList | None) -> int:
+    """The list's number; 0 of none, and of one that another tool has signed without a number."""
     if found is None:
         return 0
-    return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    try:
+        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        return 0
 
 
 def _revoked_in(directory: Path) -> frozenset[Certificate]:

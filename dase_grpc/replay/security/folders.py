@@ -1,12 +1,13 @@
 """Files of credentials: private to their node, written as a whole, read again when they change."""
 
+import fcntl
 import logging
 import os
 import ssl
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -209,6 +210,19 @@ def writing_into(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CredentialsError(f"cannot write into {directory}: {error.strerror or error}") from error
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Waits until nobody else is in such a block for a directory; not on a file system without locks."""
+    with writing_into(directory):
+        descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def put(file: Path, content: bytes, *, private: bool = False) -> None:

@@ -15,6 +15,7 @@ from launch.experiments.slurm_cases import FakeSlurm
 from patience import PATIENCE_S
 
 from dase_grpc.errors import ConfigError, RunDirectoryError, SchedulerError
+from dase_grpc.launch.experiments import slurm as slurm_module
 from dase_grpc.launch.experiments import task as task_module
 from dase_grpc.launch.experiments.slurm import SUBMISSION_FILE, require_slurm
 from dase_grpc.launch.experiments.task import IN_VAIN, NOTHING_KEPT, STOPPED, CellTask
@@ -71,6 +72,15 @@ def test_each_index_is_a_cell_by_its_name_and_slurm_is_asked_which_it_still_has(
     assert {cell: task.runs for cell, task in slurm.queue.tasks().items()} == {"seed-1": True}
     slurm.set_queue("")
     assert slurm.queue.tasks() == {}
+
+
+@pytest.mark.parametrize("line", ["Welcome!", "{name}|100|7|RUNNING", "another|100|0|RUNNING", "{name}|1"])
+def test_a_line_of_squeues_that_is_no_task_is_one_sentence(slurm, monkeypatch, line):
+    name = slurm.submit(small_cells(seed=[0, 1]))
+    monkeypatch.setattr(slurm_module, "_told", lambda *command: f"{line.format(name=name)}\n")
+    with pytest.raises(SchedulerError) as caught:
+        slurm.queue.tasks()
+    assert_one_sentence(caught.value, "squeue prints")
 
 
 def test_a_task_is_known_also_to_who_has_squeue_show_others_alone(slurm, monkeypatch):
