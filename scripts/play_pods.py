@@ -32,17 +32,27 @@ UNFINISHED: Final = 1
 
 
 def read_release(files: list[Path]) -> Release:
-    """All manifests in these files; raises NotPlayable for a file that has none."""
+    """All manifests in these files; NotPlayable for anything else, and where no pod comes of them."""
     manifests = []
     for file in files:
         try:
             found = [each for each in yaml.safe_load_all(file.read_text(encoding="utf-8")) if each]
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise NotPlayable(f"{file} cannot be read as YAML: {error}") from None
-        if not all(isinstance(each, dict) and "kind" in each and "metadata" in each for each in found):
+        if not all(map(_is_manifest, found)):
             raise NotPlayable(f"{file} holds something that is no manifest; give what `helm template` prints")
         manifests += found
-    return Release(tuple(manifests))
+    release = Release(tuple(manifests))
+    if not release.pods():
+        raise NotPlayable("no file holds anything that makes pods; give what `helm template` prints")
+    return release
+
+
+def _is_manifest(found: object) -> bool:
+    match found:
+        case {"kind": str(), "metadata": {"name": str()}}:
+            return True
+    return False
 
 
 def run(machine: Machine, release: Release, stop: Event) -> int:

@@ -143,9 +143,13 @@ class Release:
 
     def _made(self, manifest: Manifest) -> Iterator[Pod]:
         make = _CONTROLLERS.get(manifest["kind"])
-        for pod in make(manifest) if make else ():
-            _check(pod)
-            yield Pod(**{**vars(pod), "aliases": tuple(self._aliases(pod))})
+        try:
+            for pod in make(manifest) if make else ():
+                _check(pod)
+                yield Pod(**{**vars(pod), "aliases": tuple(self._aliases(pod))})
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
+            raise NotPlayable(f"{name} is none that Kubernetes would take: {error!r}") from error
 
     def _aliases(self, pod: Pod) -> Iterator[str]:
         """Names that headless Services give it: theirs, and in a StatefulSet its own in front of that."""

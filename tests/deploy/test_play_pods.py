@@ -156,6 +156,26 @@ def test_what_is_not_there_or_not_done_is_said(whole, tmp_path):
         read_release([tmp_path / "broken.yaml"])
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "anything that makes pods"),
+        ("kind: List\nmetadata: {name: all}\nitems: []", "anything that makes pods"),
+        ("kind: Pod\nmetadata: 3", "no manifest"),
+        ("kind: Job\nmetadata: {}", "no manifest"),
+        ("kind: Job\nmetadata: {name: x}", "Job x is none that Kubernetes would take"),
+        (
+            "kind: StatefulSet\nmetadata: {name: x}\nspec: {template: {spec: {containers: 7}}}",
+            "StatefulSet x is none that Kubernetes would take",
+        ),
+    ],
+)
+def test_files_of_which_no_pod_comes_are_refused(tmp_path, text, says):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(NotPlayable, match=says):
+        read_release([tmp_path / "run.yaml"])
+
+
 def test_nothing_is_left_of_a_pod_that_does_not_start(tmp_path, monkeypatch):
     program = tmp_path / "podman"
     program.write_text(f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/asked\n[ "$1" != start ]\n')
