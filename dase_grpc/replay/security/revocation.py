@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 REVOKED: Final = "revoked"
 _BEGIN: Final = b"-----BEGIN X509 CRL-----"
-_LIST: Final = re.compile(_BEGIN + rb".+?-----END X509 CRL-----", re.DOTALL)
+_LIST: Final = re.compile(_BEGIN + rb"[^-]+-----END X509 CRL-----")
 
 Certificate = tuple[x509.Name, int]
 """What names one certificate: its issuer, however that is encoded, and its serial number."""

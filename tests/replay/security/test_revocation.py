@@ -188,6 +188,13 @@ def cut_off(ring, tmp_path):
     return tmp_path / "list"
 
 
+def endless(ring, tmp_path):
+    """So many beginnings that looking for the end of each, up to that of the file, would take for ever."""
+    beginnings = b"-----BEGIN X509 CRL-----\n" * 200_000
+    (tmp_path / "list").write_bytes((ring.authority / "ca.crl").read_bytes() + beginnings)
+    return tmp_path / "list"
+
+
 def listing(issuer):
     now = datetime.now(UTC)
     made = x509.CertificateRevocationListBuilder().issuer_name(issuer).last_update(now)
@@ -205,6 +212,7 @@ UNFIT = {
     "empty": (lambda ring, tmp_path: ring.authority / "ca.crt", "holds no revocation list"),
     "damaged": (damaged, "is damaged"),
     "cut off": (cut_off, "is damaged"),
+    "endless": (endless, "is damaged"),
     "of another authority": (unsigned, "is not signed by an authority"),
     "forged": (forged, "is not signed by an authority"),
     "a part": (a_part, "is a part of one"),
