@@ -59,7 +59,7 @@ def run(machine: Machine, release: Release, stop: Event) -> int:
     """Plays all pods until their Jobs are complete or `stop`; returns once none is left. The exit code."""
     try:
         for pod in release.pods():
-            machine.play(pod)
+            machine.begin(pod)
         _until(machine, lambda: stop.is_set() or machine.complete, stop)
     finally:
         machine.close()

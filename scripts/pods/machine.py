@@ -183,6 +183,10 @@ class Machine:
         self._waiting: dict[str, tuple[Pod, float]] = {}
         self._closing = False
 
+    def begin(self, pod: Pod) -> None:
+        """Plays a pod at the next step; one of a Job that runs as many as it may, once there is room."""
+        self._waiting[pod.name] = (pod, self._clock())
+
     def play(self, pod: Pod) -> None:
         """Writes the volumes of a pod and starts it."""
         folders = self._written(pod)
@@ -245,7 +249,7 @@ class Machine:
                 probed.append(life)
         self._probe(probed, now)
         for name, (pod, at) in list(self._waiting.items()):
-            if at <= now:
+            if at <= now and self._has_room(pod):
                 del self._waiting[name]
                 self.play(pod)
 
@@ -297,9 +301,9 @@ class Machine:
         self._forget(life)
         if self._closing or not pod.owner or (code == 0 and not pod.always):
             self.codes[pod.name] = code
-        elif pod.always or life.drained or code in self._ignored(pod):
+        elif pod.always or life.drained or code in self._codes(pod, "Ignore"):
             self._waiting[pod.name] = (pod, now)
-        elif self._failures[pod.name] >= self._limit(pod):
+        elif code in self._codes(pod, "FailIndex") or self._failures[pod.name] >= self._limit(pod):
             self.codes[pod.name] = code
             self.given_up.add(pod.name)
         else:
@@ -328,12 +332,17 @@ class Machine:
         self._runtime.remove(life.pod.name)
         del self.lives[life.pod.name]
 
-    def _ignored(self, pod: Pod) -> set[int]:
-        """Exit codes that a pod's Job does not count."""
+    def _has_room(self, pod: Pod) -> bool:
+        """Whether the Job that a pod is of, if any, may run one more."""
+        if pod.name not in self._jobs:
+            return True
+        running = sum(life.pod.owner == pod.owner for life in self.lives.values())
+        return running < int(self._job(pod)["parallelism"])
+
+    def _codes(self, pod: Pod, action: str) -> set[int]:
+        """Exit codes for which a pod's Job has an action: Ignore does not count them, FailIndex gives up."""
         rules = self._job(pod).get("podFailurePolicy", {}).get("rules", [])
-        exits = [
-            rule["onExitCodes"] for rule in rules if rule["action"] == "Ignore" and "onExitCodes" in rule
-        ]
+        exits = [rule["onExitCodes"] for rule in rules if rule["action"] == action and "onExitCodes" in rule]
         return {code for each in exits if each["operator"] == "In" for code in each["values"]}
 
     def _limit(self, pod: Pod) -> int:

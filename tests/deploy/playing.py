@@ -1,18 +1,23 @@
 """A release of the chart in pods on this machine, watched by a Prometheus, and what its explorers know of."""
 
 import base64
+import fcntl
 import json
 import re
+import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+from deploy.imaging import Builder
 from deploy.monitor import write_found
 from deploy.servers import ASKED_AGAIN_S, asked
 from patience import PATIENCE_S
@@ -50,10 +55,35 @@ def with_ledger(manifest: dict[str, Any], ledger: Path) -> dict[str, Any]:
     return {**manifest, "spec": spec}
 
 
+@contextmanager
+def alone_with_podman(builder: Builder, folder: Path, *targets: str) -> Iterator[Podman]:
+    """A podman that has images of these targets and nothing else, and that no other test uses meanwhile."""
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not installed; run scripts/get_podman.sh")
+    for target in targets:
+        builder.build(target)
+    podman = Podman(folder, "dase-test-pods", storage=builder.storage)
+    with (builder.folder / "playing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        podman.prepare()
+        _clean(podman)  # of a test that was killed
+        try:
+            yield podman
+        finally:
+            _clean(podman)
+            podman.run("network", "rm", podman.network)
+
+
+def _clean(podman: Podman) -> None:
+    podman.run("pod", "rm", "--force", "--all", "--time=0")
+    podman.run("volume", "rm", "--force", "--all")
+
+
 @dataclass
 class Played:
     """Pods that run.
 
+    `prometheus` is where one that watches them answers, if any does.
     `acknowledged` is what environments, by their numbers in the ledger, were last seen to know of as
     committed.
     """
@@ -61,7 +91,7 @@ class Played:
     machine: Machine
     podman: Podman
     folder: Path
-    prometheus: str
+    prometheus: str = ""
     acknowledged: dict[int, int] = field(default_factory=dict)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:

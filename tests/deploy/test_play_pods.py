@@ -1,17 +1,21 @@
 """Pods without a cluster: how workloads become pods that podman plays, and what becomes of these."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 from deploy.charts import Rendered
+from launch.experiment_cases import small_cells
 from play_pods import read_release
 from pods.machine import BACK_OFF_S, Machine
 from pods.podman import Podman, PodmanError, State
 from pods.translation import Files, NotPlayable, Pod, Release, files_of, playable
 from pods.volumes import write_volume
+
+from dase_grpc.launch.experiments.kubernetes import CellsJob
+from dase_grpc.launch.experiments.sites import KubernetesSite
 
 TLS = {key: base64.b64encode(key.encode()).decode() for key in ("ca.crt", "tls.crt", "tls.key")}
 
@@ -343,6 +347,55 @@ def test_a_stopped_learner_is_replaced_however_often_and_one_that_fails_is_given
     end(machine, podman, failing, 1)
     assert machine.given_up == {failing}
     assert machine.codes == {failing: 1}
+
+
+@pytest.fixture
+def cells(podman: FakePodman, tmp_path: Path) -> Machine:
+    """An experiment's Job of four cells, two at once."""
+    site = KubernetesSite(image="dase", claim="runs", at_once=2, retries=1)
+    made = Release(tuple(CellsJob("e", "", small_cells(seed=[0, 1, 2, 3]), site).manifests()))
+    machine = Machine(made, podman, tmp_path, say=lambda text: None, clock=lambda: podman.now)
+    for pod in made.pods():
+        machine.begin(pod)
+    machine.step()
+    return machine
+
+
+def indices(names: Iterable[str]) -> set[str]:
+    return {name.rpartition("-")[2] for name in names}
+
+
+def cell(machine: Machine, index: int) -> str:
+    (name,) = (name for name in machine.lives if name.endswith(f"-{index}"))
+    return name
+
+
+def test_a_job_runs_as_many_pods_at_once_as_it_may(cells, podman):
+    assert indices(cells.lives) == {"0", "1"}
+    end(cells, podman, cell(cells, 0), 0)
+    assert indices(cells.lives) == {"1", "2"}
+    end(cells, podman, cell(cells, 1), 1)
+    assert indices(cells.lives) == {"2", "3"}
+    end(cells, podman, cell(cells, 3), 0)
+    assert indices(cells.lives) == {"1", "2"}
+    for index in (1, 2):
+        end(cells, podman, cell(cells, index), 0)
+    assert cells.complete
+    assert not cells.given_up
+
+
+def test_a_cell_that_is_refused_is_given_up_at_once_and_one_that_stops_never(cells, podman):
+    refused, stopped = cell(cells, 0), cell(cells, 1)
+    end(cells, podman, refused, 2)
+    assert (cells.given_up, cells.codes) == ({refused}, {refused: 2})
+    for index in (2, 3):
+        end(cells, podman, cell(cells, index), 0)
+    for code in (75, 130, 75, 130, 137):  # the last one counts, and is tried again once
+        end(cells, podman, stopped, code)
+        assert stopped in cells.lives
+    end(cells, podman, stopped, 137)
+    assert cells.given_up == {refused, stopped}
+    assert cells.complete
 
 
 def test_a_learner_that_is_drained_and_killed_has_not_failed(machine, podman):

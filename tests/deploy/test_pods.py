@@ -14,7 +14,7 @@ from deploy.charts import Helm
 from deploy.imaging import Builder
 from deploy.jobs import numbered_settings
 from deploy.monitor import scrape_config
-from deploy.playing import GROUP, Played, observer, release_of, secret
+from deploy.playing import GROUP, Played, alone_with_podman, observer, release_of, secret
 from deploy.servers import free_ports, prometheus, running
 from deploy.stored import wrong
 from pods.machine import Machine
@@ -45,23 +45,10 @@ VALUES = (
 )
 
 
-def clean(podman: Podman) -> None:
-    podman.run("pod", "rm", "--force", "--all", "--time=0")
-    podman.run("volume", "rm", "--force", "--all")
-
-
 @pytest.fixture
 def podman(builder: Builder, tmp_path: Path) -> Iterator[Podman]:
-    if shutil.which("podman") is None:
-        pytest.skip("podman is not installed; run scripts/get_podman.sh")
-    for target in ("replay", "full"):
-        builder.build(target)
-    made = Podman(tmp_path / "played", "dase-test-pods", storage=builder.storage)
-    made.prepare()
-    clean(made)  # of a test that was killed
-    yield made
-    clean(made)
-    made.run("network", "rm", made.network)
+    with alone_with_podman(builder, tmp_path / "played", "replay", "full") as made:
+        yield made
 
 
 @pytest.fixture

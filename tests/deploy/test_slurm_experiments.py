@@ -11,39 +11,22 @@ from typing import Any
 import pytest
 import tomli_w
 from children import ran
+from deploy.cells import LONG, NAME, cells_file, curves, table
 from deploy.deployed import PROJECT
 from patience import PATIENCE_S
 
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.directory import RunDirectory, round_paths
 
-CELLS, LONG = 12, "steps-6000_seed-0"
-FILE: dict[str, Any] = {
-    "name": "cells",
-    "set": {
-        "env.id": "Pendulum-v1",
-        "method": "dase",
-        "agents": 2,
-        "agent.hidden": [16],
-        "agent.batch_size": 16,
-        "agent.start_steps": 50,
-        "train.log_every": 50,
-        "train.checkpoint_every": 100,
-        "replay.capacity": 2_000,
-        "replay.min_size": 50,
-        "eval.every": 150,
-        "eval.episodes": 1,
-    },
-    "include": [{"steps": 300 if seed else 6_000, "seed": seed} for seed in range(CELLS)],
-    "slurm": {"at_once": 4, "memory": "300MiB", "time_minutes": 10},
-}
+CELLS = 12
+FILE = cells_file(CELLS, slurm={"at_once": 4, "memory": "300MiB", "time_minutes": 10})
 
 
 class Submitter:
     """A `dase experiment` in a folder of its own, beside the file, and what its cells have left there."""
 
     def __init__(self, slurm: Any, folder: Path) -> None:
-        self.slurm, self.folder, self.path = slurm, folder, folder / "runs" / FILE["name"]
+        self.slurm, self.folder, self.path = slurm, folder, folder / "runs" / NAME
         folder.mkdir()
         (folder / "cells.toml").write_text(tomli_w.dumps(FILE), encoding="utf-8")
 
@@ -81,19 +64,6 @@ class Submitter:
         logs = sorted(self.path.glob(".experiment/slurm/*/*.out"))
         return "\n".join(f"== {log.name}\n{log.read_text()}" for log in logs)
 
-    def curves(self) -> dict[str, list[str]]:
-        """All evaluations of all cells, but for the times."""
-        files = self.path.glob("*/agents/*/evaluations.csv")
-        return {
-            str(file.relative_to(self.path)): [line.rpartition(",")[0] for line in file.read_text().split()]
-            for file in files
-        }
-
-
-def table(said: str) -> list[str]:
-    """The table of results, but for the times."""
-    return re.findall(r"^(\S+ +finished +\S+)  \S.*$", said, re.MULTILINE)
-
 
 @pytest.mark.slow
 @pytest.mark.long
@@ -128,7 +98,7 @@ def test_every_cell_finishes_once_whoever_goes_on_and_the_table_is_that_of_one_m
     alone = Submitter(slurm, tmp_path / "alone")
     assert table(alone.run()) == table(said)
     assert len(table(said)) == CELLS
-    assert alone.curves() == cluster.curves()
+    assert curves(alone.path) == curves(cluster.path)
 
 
 def job_of(slurm: Any, index: int) -> str:
