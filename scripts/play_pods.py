@@ -1,14 +1,17 @@
-"""Runs the chart on one machine without a cluster: its pods as podman's, until the run ends.
+"""Runs the chart, or an experiment's Job, on one machine without a cluster, until the run ends.
 
 helm template rl deploy/helm/dase --set image.repository=localhost/dase > run.yaml
 kubectl create secret generic dase-tls-replay --from-file=certs/replay --dry-run=client -o yaml > secrets.yaml
 sudo python3 scripts/play_pods.py run.yaml secrets.yaml
 
+dase experiment cells.toml --on kubernetes > job.yaml
+sudo python3 scripts/play_pods.py job.yaml
+
 StatefulSets, Indexed Jobs, Deployments and headless Services are worked out as their controllers would,
 probes are asked, what ends is started again or replaced, Secrets and ConfigMaps are mounted as a kubelet does
-it. The run is over when its Job is, or with Ctrl-C, which ends all pods in order, as `helm uninstall` does;
-volumes of claims stay (`podman volume ls`). Not done: network policies, autoscaling, disruption budgets,
-scheduling. Logs and manifests as played lie in --folder. Needs root, PyYAML and podman
+it; podman plays the pods. The run is over when its Job is, or with Ctrl-C, which ends all pods in order, as
+`helm uninstall` does; volumes of claims stay (`podman volume ls`). Not done: network policies, autoscaling,
+disruption budgets, scheduling. Logs and manifests as played lie in --folder. Needs root, PyYAML and podman
 (scripts/get_podman.sh).
 """
 
@@ -29,6 +32,7 @@ from pods.translation import NotPlayable, Release
 
 EVERY_S: Final = 1.0
 UNFINISHED: Final = 1
+WANTED: Final = "give what `helm template`, or `dase experiment --on kubernetes`, prints"
 
 
 def read_release(files: list[Path]) -> Release:
@@ -40,11 +44,11 @@ def read_release(files: list[Path]) -> Release:
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise NotPlayable(f"{file} cannot be read as YAML: {error}") from None
         if not all(map(_is_manifest, found)):
-            raise NotPlayable(f"{file} holds something that is no manifest; give what `helm template` prints")
+            raise NotPlayable(f"{file} holds something that is no manifest; {WANTED}")
         manifests += found
     release = Release(tuple(manifests))
     if not release.pods():
-        raise NotPlayable("no file holds anything that makes pods; give what `helm template` prints")
+        raise NotPlayable(f"no file holds anything that makes pods; {WANTED}")
     return release
 
 
@@ -82,7 +86,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="+", type=Path, help="what `helm template` printed, and Secrets")
+    parser.add_argument(
+        "files", nargs="+", type=Path, help="what `helm template` or `dase experiment` printed, and Secrets"
+    )
     parser.add_argument("--folder", type=Path, default=Path("pods"), help="for logs, volumes and manifests")
     parser.add_argument(
         "--network", default="dase-pods", help="podman's network for the pods; made if needed"

@@ -337,7 +337,7 @@ class Machine:
         if pod.name not in self._jobs:
             return True
         running = sum(life.pod.owner == pod.owner for life in self.lives.values())
-        return running < int(self._job(pod)["parallelism"])
+        return running < int(self._job(pod).get("parallelism", 1))
 
     def _codes(self, pod: Pod, action: str) -> set[int]:
         """Exit codes for which a pod's Job has an action: Ignore does not count them, FailIndex gives up."""

@@ -1,4 +1,4 @@
-"""Pods of a rendered chart: what controllers would make of its workloads, in terms that podman knows.
+"""Pods of a rendered chart, or of an experiment: what controllers would make of them, as podman knows it.
 
 Podman plays Pods. It knows no StatefulSet, no Indexed Job and no headless Service, takes a Deployment for one
 pod, publishes every port on the host, expands no `$(NAME)`, and mounts neither projected volumes nor parts of

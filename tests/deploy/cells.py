@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-NAME, LONG = "cells", "steps-6000_seed-0"
-"""The experiment, and its first cell, which trains long enough to be stopped in the middle."""
+NAME = "cells"
+"""The experiment."""
 
 
-def cells_file(count: int, **sites: dict[str, Any]) -> dict[str, Any]:
-    """The experiment's file: `count` cells, all but the first of a few steps, and tables of sites."""
+def cells_file(count: int, *, long: int, **sites: dict[str, Any]) -> dict[str, Any]:
+    """The experiment's file: `count` cells, the first one of `long` steps, and tables of sites."""
     common = {
         "env.id": "Pendulum-v1",
         "method": "dase",
@@ -24,7 +24,7 @@ def cells_file(count: int, **sites: dict[str, Any]) -> dict[str, Any]:
         "eval.every": 150,
         "eval.episodes": 1,
     }
-    cells = [{"steps": 300 if seed else 6_000, "seed": seed} for seed in range(count)]
+    cells = [{"steps": 300 if seed else long, "seed": seed} for seed in range(count)]
     return {"name": NAME, "set": common, "include": cells, **sites}
 
 

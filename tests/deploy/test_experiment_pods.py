@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 import yaml
 from children import ran
-from deploy.cells import LONG, NAME, cells_file, curves, table
+from deploy.cells import NAME, cells_file, curves, table
 from deploy.deployed import PROJECT
 from deploy.imaging import Builder
 from deploy.playing import Played, alone_with_podman
@@ -24,7 +24,10 @@ from pods.translation import Manifest, Release
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.directory import RunDirectory, round_paths
 
-CELLS = 4
+CELLS, STEPS = 4, 3_000
+LONG = f"steps-{STEPS}_seed-0"
+"""The first cell, which trains long enough to be stopped twice in the middle."""
+
 SITE = {"image": "localhost/dase:full", "claim": "runs", "at_once": 2, "memory": "1GiB", "retries": 1}
 
 
@@ -36,7 +39,9 @@ def podman(builder: Builder, tmp_path: Path) -> Iterator[Podman]:
 
 def written(folder: Path) -> list[dict[str, Any]]:
     """The manifests that `dase experiment` writes."""
-    (folder / "cells.toml").write_text(tomli_w.dumps(cells_file(CELLS, kubernetes=SITE)), encoding="utf-8")
+    (folder / "cells.toml").write_text(
+        tomli_w.dumps(cells_file(CELLS, long=STEPS, kubernetes=SITE)), encoding="utf-8"
+    )
     command = [sys.executable, "-m", "dase_grpc", "experiment", "cells.toml", "--on=kubernetes"]
     done = ran(*command, cwd=folder, env={**os.environ, "PYTHONPATH": str(PROJECT)}, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -69,7 +74,8 @@ def test_every_cell_finishes_once_however_its_pods_end_and_the_table_is_that_of_
         machine.begin(pod)
     first = f"{job['metadata']['name']}-0"
     stopped_in_the_middle(played, said, first)
-    played.until(lambda: machine.complete and "alone" in machine.codes, "all have ended")
+    played.until(lambda: machine.complete, "the Job is over")
+    played.until(lambda: "alone" in machine.codes, "the experiment on one machine is over")
     (again,) = Release((on_one_machine(job, "again", claim="runs"),)).pods()
     machine.play(again)
     played.until(lambda: "again" in machine.codes, "the table is shown")

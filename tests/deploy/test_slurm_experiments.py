@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import tomli_w
 from children import ran
-from deploy.cells import LONG, NAME, cells_file, curves, table
+from deploy.cells import NAME, cells_file, curves, table
 from deploy.deployed import PROJECT
 from patience import PATIENCE_S
 
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.directory import RunDirectory, round_paths
 
-CELLS = 12
-FILE = cells_file(CELLS, slurm={"at_once": 4, "memory": "300MiB", "time_minutes": 10})
+CELLS, STEPS = 12, 6_000
+LONG = f"steps-{STEPS}_seed-0"
+FILE = cells_file(CELLS, long=STEPS, slurm={"at_once": 4, "memory": "300MiB", "time_minutes": 10})
 
 
 class Submitter:
