@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "cells"
-"""The experiment."""
+"""The experiment's."""
 
 
 def cells_file(count: int, *, long: int, **sites: dict[str, Any]) -> dict[str, Any]:
