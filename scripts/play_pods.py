@@ -65,10 +65,11 @@ def run(machine: Machine, release: Release, stop: Event) -> int:
         for pod in release.pods():
             machine.begin(pod)
         _until(machine, lambda: stop.is_set() or machine.complete, stop)
+        complete = machine.complete  # before those that are told to leave count as over
     finally:
         machine.close()
         _until(machine, lambda: not machine.lives, Event())
-    return 0 if machine.complete and not machine.given_up else UNFINISHED
+    return 0 if complete and not machine.given_up else UNFINISHED
 
 
 def _until(machine: Machine, holds: Callable[[], bool], stop: Event) -> None:

@@ -1,14 +1,17 @@
 """Pods without a cluster: how workloads become pods that podman plays, and what becomes of these."""
 
 import base64
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from threading import Event
 
+import play_pods
 import pytest
 import yaml
 from deploy.charts import Rendered
 from launch.experiment_cases import small_cells
-from play_pods import read_release
+from play_pods import UNFINISHED, read_release, run
 from pods.machine import BACK_OFF_S, Machine
 from pods.podman import Podman, PodmanError, State
 from pods.translation import Files, NotPlayable, Pod, Release, files_of, playable
@@ -426,6 +429,21 @@ def test_when_the_release_is_closed_all_leave_and_nobody_comes_back(machine, pod
     after(machine, podman, 20)
     assert machine.lives == {}
     assert machine.codes[REPLAY] == 0
+
+
+def test_a_run_that_is_stopped_has_not_ended_well(podman, rendered, tmp_path, monkeypatch):
+    monkeypatch.setattr(play_pods, "EVERY_S", 0.0)
+    made, stop, clock = release(rendered["plain"]), Event(), itertools.count(0.0, 5.0)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        stop.set()
+
+    machine = Machine(made, podman, tmp_path, say=say, clock=clock.__next__, answers=podman.answers)
+    assert run(machine, made, stop) == UNFINISHED
+    assert sum(text.endswith("ended with code 75") for text in said) == 2
+    assert not machine.lives
 
 
 def test_the_manifests_that_are_read_are_those_that_helm_prints(rendered, tmp_path):
