@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,15 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from dase_grpc.errors import ConfigError, SchedulerError
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.runner import STOP_CELL_S
-from dase_grpc.launch.experiments.sites import KubernetesSite
+from dase_grpc.launch.experiments.sites import KubernetesSite, told
 from dase_grpc.launch.experiments.task import NOTHING_KEPT, STOPPED
 from dase_grpc.progress import several
 
 if TYPE_CHECKING:
     import yaml
-
-ANSWER_S: Final = 120.0
-"""How long kubectl may take."""
 
 LARGEST_BYTES: Final = 900_000
 """Of the file and the names of cells; Kubernetes takes a ConfigMap of 1 MiB."""
@@ -219,16 +215,5 @@ def _has_ended(job: Mapping[str, Any]) -> bool:
     return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
 
 
-def _kubectl(*arguments: str, given: str = "") -> str:
-    """What kubectl prints."""
-    command = ("kubectl", *arguments)
-    try:
-        done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SchedulerError(f"kubectl {arguments[0]} does not answer: {error}") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise SchedulerError(f"kubectl {arguments[0]} fails: {lines[-1] if lines else 'without a word'}")
-    return done.stdout
+def _kubectl(verb: str, *arguments: str, given: str = "") -> str:
+    return told(["kubectl", verb, *arguments], asked=f"kubectl {verb}", given=given)

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,11 @@ from typing import Any, Final
 
 from dase_grpc.errors import ConfigError, RunDirectoryError, SchedulerError
 from dase_grpc.launch.experiments.matrix import RunCell
-from dase_grpc.launch.experiments.sites import SlurmSite
+from dase_grpc.launch.experiments.sites import SlurmSite, last_line, told
 from dase_grpc.launch.experiments.task import CellTask
 from dase_grpc.runs.files import json_text, read_document, replace_file, require_seal, sealed, written
 
 SUBMISSION_FILE: Final = "submission.json"
-ANSWER_S: Final = 60.0
-"""How long a command of Slurm's may take to answer."""
-
 ENDLESS: Final = 1_000_000
 """How often submitit may queue a task again: as often as its cell gets on."""
 
@@ -154,7 +150,7 @@ def _submit(folder: Path, task: CellTask, cells: Sequence[RunCell], parameters: 
         executor.map_array(task, [cell.name for cell in cells])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise SchedulerError(
-            f"Slurm refuses the job: {_last_line(str(error))}; see [slurm] in the file"
+            f"Slurm refuses the job: {last_line(str(error))}; see [slurm] in the file"
         ) from None
 
 
@@ -171,17 +167,4 @@ def _read_submission(path: Path) -> tuple[str, list[tuple[str, str]]]:
 def _told(*command: str) -> str:
     """What a command of Slurm's prints, whatever somebody would have it leave out by SQUEUE_..."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-    try:
-        done = subprocess.run(
-            command, env=plain, capture_output=True, text=True, timeout=ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SchedulerError(f"{command[0]} does not answer: {error}") from None
-    if done.returncode:
-        raise SchedulerError(f"{command[0]} does not answer: {_last_line(done.stderr)}")
-    return done.stdout
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "without a word"
+    return told(command, asked=command[0], variables=plain)

@@ -151,7 +151,7 @@ def test_a_queue_that_does_not_answer_is_told(slurm):
     slurm.refuse("slurm_load_jobs error: Unable to contact slurm controller\n")
     with pytest.raises(SchedulerError) as refused:
         slurm.queue.tasks()
-    assert_one_sentence(refused.value, "squeue does not answer", "Unable to contact slurm controller")
+    assert_one_sentence(refused.value, "squeue fails", "Unable to contact slurm controller")
 
 
 @pytest.mark.parametrize("change", [("seed-1", "seed-7"), ("{", "")], ids=["changed", "no JSON"])
