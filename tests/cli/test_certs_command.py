@@ -125,6 +125,7 @@ def test_a_certificate_from_before_there_was_a_record_is_withdrawn_by_its_folder
         (("--agent", 3), "the roles are replay"),
         (("--certificate", "ca.key"), "is no certificate"),
         (("--certificate", "other/ca.crt"), "is not a certificate of this authority"),
+        (("--certificate", "ca.crt"), "is the authority itself"),
     ],
 )
 def test_what_cannot_be_withdrawn_is_refused_and_no_list_is_made(dase, tmp_path, arguments, says):

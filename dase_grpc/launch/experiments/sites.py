@@ -64,7 +64,14 @@ def _is_a_line(text: str) -> str:
     return text
 
 
+def _is_a_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", text):
+        raise ValueError(f"{text!r} is no name of Kubernetes: small letters, digits, '-' and '.' in between")
+    return text
+
+
 Line = Annotated[str, AfterValidator(_is_a_line)]
+Name = Annotated[str, AfterValidator(_is_a_name)]
 Size = Annotated[str, AfterValidator(_is_a_size)]
 
 
@@ -131,8 +138,8 @@ class KubernetesSite(_Site):
     """The table [kubernetes]: what each pod of the Job is given."""
 
     image: Line = Field(description="the image of the pods, which has this version of DASE")
-    claim: Line = Field(description="the PersistentVolumeClaim with the runs, which many nodes write at once")
-    namespace: Line = Field("default", description="where the Job is made")
+    claim: Name = Field(description="the PersistentVolumeClaim with the runs, which many nodes write at once")
+    namespace: Name = Field("default", description="where the Job is made")
     retries: NonNegativeInt = Field(3, description="how often the pod of a cell that failed is tried again")
     node_selector: dict[str, Line] = Field({}, description="labels of the nodes that cells may run on")
 

@@ -306,6 +306,11 @@ def _issued_to(directory: Path, identity: Identity, authority: x509.Certificate,
 
 def _own_serial(file: Path, authority: x509.Certificate) -> int:
     certificate = _read(file)
+    if certificate == authority:
+        raise CredentialsError(
+            f"{file} is the authority itself, which no list of its own withdraws; make another with "
+            f"`dase certs init`, and issue all certificates anew"
+        )
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature) as error:

@@ -52,6 +52,7 @@ REFUSED = {
     "a flag of ours": ({"slurm": {"sbatch": {"array": "0-9"}}}, "array is not yours to set here"),
     "a flag that is a list": ({"slurm": {"sbatch": {"qos": ["a"]}}}, "qos = ['a'] is neither true nor"),
     "several GPUs in one process": ({"slurm": {"gpus": 2}}, "[slurm]: gpus = 2, and a cell in lockstep"),
+    "no claim's name": ({"kubernetes": {**POD, "claim": "C_D"}}, "claim: 'C_D' is no name of Kubernetes"),
     "no image": ({"kubernetes": {"claim": "c"}}, "[kubernetes] needs image: the image of the pods"),
 }
 
