@@ -188,6 +188,7 @@ def stuck(monkeypatch):
     return made_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["making", "reset", "step", "close"])
 def test_an_environment_that_hangs_when_it_is_tried_out_ends_the_process(stuck, capsys, call):
     config, codes = stuck(make, call)

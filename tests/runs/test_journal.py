@@ -119,6 +119,7 @@ def test_without_the_extra_there_is_silence(directory, monkeypatch):
     assert list(directory.path.iterdir()) == [directory.metrics.path]
 
 
+@pytest.mark.slow
 def test_tensorboard_is_not_loaded_before_a_writer_opens():
     program = (
         "import sys, dase_grpc.runs.directory, dase_grpc.runs.journal;"

@@ -210,6 +210,7 @@ def busy_night(machine: Machine, *, killed: bool) -> None:
         machine.sync_once()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("spare", [1, 4])
 @pytest.mark.parametrize("at_put", range(0, 160, 4))

@@ -81,6 +81,7 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [None, 0.3])
 @given(steps=st.lists(STEP, max_size=40), capacity=st.integers(1, 23), uniform=st.sampled_from([0.0, 0.25]))
 def test_whatever_happens_priorities_are_those_of_a_dictionary(steps, capacity, uniform, share):

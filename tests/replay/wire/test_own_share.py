@@ -30,6 +30,7 @@ def fill(services) -> None:
         first += count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("share", [0.5, 0.1])
 async def test_own_rows_and_others_are_drawn_uniformly_each_by_itself(shards, share):
