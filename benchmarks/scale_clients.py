@@ -12,6 +12,7 @@ import random
 import secrets
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -45,7 +46,7 @@ POLICY: Final = bytes(20_000)
 FIRST_BATCHES_AT_ONCE: Final = 64
 
 
-class Light:
+class Light(ABC):
     """What light nodes of both kinds have in common."""
 
     def __init__(self, place: ReplayPlace, agent: int, who: int, generation: int) -> None:
@@ -60,9 +61,9 @@ class Light:
         self._row[0], self._row[2] = who, generation
         SCHEMA.agent_ids(self._row[None])[:] = agent
 
+    @abstractmethod
     async def live(self) -> None:
         """Joins, keeps its streams until it is `over`, and leaves once all is acknowledged."""
-        raise NotImplementedError
 
     def step(self) -> None:
         """One environment step; what a compute thread would do after it."""

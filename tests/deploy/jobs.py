@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from deploy.deployed import DEPLOY
-from patience import PATIENCE_S
+from patience import wait_until
 
 from dase_grpc.launch.drill.evidence import Life, Stored, problems, read_buffer, read_ledger, read_marks
 from dase_grpc.learning.envs.make import make_env
@@ -47,10 +46,7 @@ class Job:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Waits until something holds; what the job has said is in the error."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.2)
+        wait_until(holds, self.said)
 
     def said(self) -> str:
         """The logs of the job and its nodes."""

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from children import ran
 from deploy.charts import CHART, CONFIG, VALUES, VARIABLE, Helm, Rendered
 from deploy.conftest import fetched
 from deploy.deployed import DASHBOARDS, PROJECT, RULES
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 
 VERSIONS = ("1.31.0", "1.34.0", "1.36.0", "1.37.0")
 FILES = ("ca.crt", "tls.crt", "tls.key")
@@ -159,10 +158,10 @@ def test_a_renewed_certificate_reaches_the_learner_which_reads_its_own_alone(who
     projected(agents, "first")
     command = [*sidecar["command"], script, name, agents / "1", own, "0.01"]
     with subprocess.Popen(command) as copying:
-        until(lambda: held(own) == ["first 1"] * 3)
+        wait_until(lambda: held(own) == ["first 1"] * 3)
         assert all(file.stat().st_mode & 0o077 == 0 for file in own.iterdir())
         projected(agents, "second")
-        until(lambda: held(own) == ["second 1"] * 3)
+        wait_until(lambda: held(own) == ["second 1"] * 3)
         assert sorted(file.name for file in own.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
         copying.terminate()
         assert copying.wait(PATIENCE_S) == 0
@@ -184,13 +183,6 @@ def projected(folder, text):
 def held(folder):
     """What the files of a certificate hold, of those that are there."""
     return [(folder / file).read_text() for file in FILES if (folder / file).exists()]
-
-
-def until(holds):
-    limit = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def test_the_replay_reads_the_list_of_withdrawn_certificates_from_a_folder_that_is_renewed(whole, rendered):

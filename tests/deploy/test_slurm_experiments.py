@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import tomli_w
 from children import ran
 from deploy.cells import NAME, cells_file, curves, table
 from deploy.deployed import PROJECT
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.directory import RunDirectory, round_paths
@@ -56,10 +55,7 @@ class Submitter:
         return bool(round_paths(self.path / cell / "replay"))
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.2)
+        wait_until(holds, self.said)
 
     def said(self) -> str:
         logs = sorted(self.path.glob(".experiment/slurm/*/*.out"))

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import tomli_w
 from integration.commands import ENDLESS, Command, assert_kept_until_the_end, living
 from launch.resuming import assert_equal
-from patience import PATIENCE_S
+from patience import wait_until
 from small import SETTINGS
 
 from dase_grpc.errors import RunDirectoryError
@@ -81,10 +80,7 @@ class Experiment:
         return self.trains(cell) and bool(round_paths(self.path / cell / "replay"))
 
     def until(self, condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < limit, self.output
-            time.sleep(0.05)
+        wait_until(condition, lambda: self.output)
 
     def curves(self) -> dict[str, list[str]]:
         """All evaluations of all cells, but for the times."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dase_grpc.errors import ConfigError, SchedulerError
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.runner import STOP_CELL_S
-from dase_grpc.launch.experiments.sites import KubernetesSite, told
+from dase_grpc.launch.experiments.schedulers import told
+from dase_grpc.launch.experiments.sites import KubernetesSite
 from dase_grpc.launch.experiments.task import NOTHING_KEPT, STOPPED
 from dase_grpc.progress import several
 

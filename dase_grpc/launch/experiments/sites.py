@@ -1,12 +1,12 @@
 """Sites: where the cells of an experiment run besides this machine, the tables [slurm] and [kubernetes]."""
 
 import re
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -18,13 +18,10 @@ from pydantic import (
 from dase_grpc.config.resolve import sentence
 from dase_grpc.config.sections import Section
 from dase_grpc.config.texts import size_bytes
-from dase_grpc.errors import ConfigError, SchedulerError
+from dase_grpc.errors import ConfigError
 
 Mode = Literal["lockstep", "cluster"]
 Place = Literal["local", "slurm", "kubernetes"]
-
-ANSWER_S: Final = 120.0
-"""How long a command of a site may take."""
 
 SIGNALLED_EARLIER_S: Final = 60
 """So much earlier than asked Slurm may send a signal."""
@@ -77,6 +74,9 @@ Size = Annotated[str, AfterValidator(_is_a_size)]
 
 class _Site(Section):
     """What a cell is given, and how many of them there are at once."""
+
+    # Every command imports this module for its flags, and few read such a table.
+    model_config = ConfigDict(defer_build=True)
 
     at_once: PositiveInt = Field(16, description="cells that run at once, at most")
     cpus: PositiveInt | None = Field(
@@ -164,28 +164,3 @@ def read_site(kind: type[Chosen], name: str, table: Any, *, mode: Mode) -> Chose
     if mode == "lockstep" and site.gpus > 1:
         raise ConfigError(f"[{name}]: gpus = {site.gpus}, and a cell in lockstep trains on one; ask for one")
     return site
-
-
-def told(
-    command: Sequence[str], *, asked: str, given: str = "", variables: Mapping[str, str] | None = None
-) -> str:
-    """What a site's command prints, with `given` as its input.
-
-    Raises:
-        SchedulerError: it is not there, does not answer or fails; `asked` names it.
-    """
-    try:
-        done = subprocess.run(
-            command, input=given, env=variables, capture_output=True, text=True, timeout=ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SchedulerError(f"{asked} does not answer: {error}") from None
-    if done.returncode:
-        raise SchedulerError(f"{asked} fails: {last_line(done.stderr)}")
-    return done.stdout
-
-
-def last_line(text: str) -> str:
-    """The last line of what a command says that is not blank."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "without a word"

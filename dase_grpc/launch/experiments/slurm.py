@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from dase_grpc.errors import ConfigError, RunDirectoryError, SchedulerError
 from dase_grpc.launch.experiments.matrix import RunCell
-from dase_grpc.launch.experiments.sites import SlurmSite, last_line, told
+from dase_grpc.launch.experiments.schedulers import last_line, told
+from dase_grpc.launch.experiments.sites import SlurmSite
 from dase_grpc.launch.experiments.task import CellTask
 from dase_grpc.runs.files import json_text, read_document, replace_file, require_seal, sealed, written
 
