@@ -8,7 +8,9 @@ Every agent does the same steps and updates, whatever K is; the single agent is 
 service. Runs take turns and are measured as complexity.py does it, but for the memory, for looking at it four
 times a second takes processes that share two cores 3 % of them; an increase compares runs of one turn.
 Where there are fewer cores than agents these share them, so the run time is also given less the wait for a
-core, and divided by the agents that share a core. FOLDER holds a copy of github.com/baturaysaglam/DASE, whose
+core, and divided by the agents that share a core. Two agents at once slow each other even where they share
+nothing but the machine, so as many single agents, each a process of its own, take turns, too, for each K > 1
+that has a core for each: `apart`. FOLDER holds a copy of github.com/baturaysaglam/DASE, whose
 single agent then takes turns, too (authors_run.py).
 """
 
@@ -20,7 +22,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +42,7 @@ from results_files import ResultsError, write_lines
 
 from dase_grpc.errors import DaseError
 
-SINGLE, PROCESSES, AUTHORS = "single", "processes", "authors"
-NAMES: Final = {SINGLE: "single", AUTHORS: "authors' single"}
+SINGLE, PROCESSES, APART, AUTHORS = "single", "processes", "apart", "authors"
 AUTHORS_RUN: Final = Path(__file__).with_name("authors_run.py")
 
 
@@ -48,7 +50,13 @@ def measure_all(
     plan: Plan, agents: Sequence[int], *, repeats: int, authors: Path | None = None
 ) -> Iterator[Measured]:
     """The single agent and each K, in turns that begin with another each time; and the authors' agent."""
-    cells = [(SINGLE, 1), *((PROCESSES, count) for count in agents), *([(AUTHORS, 1)] if authors else [])]
+    apart = [count for count in agents if 1 < count <= (os.cpu_count() or 1)]
+    cells = [
+        (SINGLE, 1),
+        *((PROCESSES, count) for count in agents),
+        *((APART, count) for count in apart),
+        *([(AUTHORS, 1)] if authors else []),
+    ]
     for variant in (SINGLE, PROCESSES):  # so that no measured run waits for the disk
         warm = Plan(plan.env, 1, warmup=20, updates=20)
         measure(warm, algorithm="td3", variant=variant, repeat=0)
@@ -58,8 +66,39 @@ def measure_all(
             if authors is not None and variant == AUTHORS:
                 yield measure_authors(plan, authors, repeat=repeat)
                 continue
+            if variant == APART:
+                yield measure_apart(plan, count, repeat=repeat)
+                continue
             each = Plan(plan.env, count, warmup=plan.warmup, updates=plan.updates)
             yield measure(each, algorithm="td3", variant=variant, repeat=repeat, memory=False)
+
+
+def measure_apart(plan: Plan, count: int, *, repeat: int) -> Measured:
+    """Single agents at once that share nothing but the machine, as one run: its time is the slowest one's.
+
+    Raises:
+        RunFailedError: one does not run.
+    """
+
+    def one(_: int) -> Measured:
+        return measure(plan, algorithm="td3", variant=SINGLE, repeat=repeat, memory=False)
+
+    with ThreadPoolExecutor(count) as at_once:
+        runs = list(at_once.map(one, range(count)))
+    slowest = max(runs, key=lambda run: run.run_s)
+    cpu_s = sum(run.cpu_s for run in runs)
+    of_the_others = (cpu_s - slowest.cpu_s) / slowest.run_s
+    return replace(
+        slowest,
+        variant=APART,
+        agents=count,
+        steps=sum(run.steps for run in runs),
+        updates=sum(run.updates for run in runs),
+        cpu_s=cpu_s,
+        cpu_total_s=max(run.cpu_total_s for run in runs),  # the last one to end has counted them all
+        others_cores=max(0.0, slowest.others_cores - of_the_others),
+        load=min(run.load for run in runs),
+    )
 
 
 def measure_authors(plan: Plan, folder: Path, *, repeat: int) -> Measured:
@@ -105,12 +144,17 @@ def measure_authors(plan: Plan, folder: Path, *, repeat: int) -> Measured:
     )
 
 
-def over_single(
-    runs: Sequence[Measured], found: Sequence[Measured], seconds: Callable[[Measured], float]
+def over(
+    runs: Sequence[Measured],
+    found: Sequence[Measured],
+    seconds: Callable[[Measured], float],
+    *,
+    variant: str = SINGLE,
+    agents: int = 1,
 ) -> str:
-    """By how much more a time is than the single agent's of the same turn."""
-    single = {run.repeat: seconds(run) for run in runs if run.variant == SINGLE}
-    values = [increase_percent(seconds(run), single[run.repeat]) for run in found if run.repeat in single]
+    """By how much more a time is than that of the single agent, or of another cell, in the same turn."""
+    other = {run.repeat: seconds(run) for run in runs if (run.variant, run.agents) == (variant, agents)}
+    values = [increase_percent(seconds(run), other[run.repeat]) for run in found if run.repeat in other]
     return with_range(values, "+.0f", unit=" %") if values else ""
 
 
@@ -125,6 +169,7 @@ def table(runs: Sequence[Measured], cores: int) -> str:
         "agents",
         "run time, s",
         "over single",
+        "over as many apart",
         "less waits for a core",
         "by agents a core",
         "updates/s",
@@ -134,14 +179,15 @@ def table(runs: Sequence[Measured], cores: int) -> str:
     rows = []
     for variant, count in dict.fromkeys((run.variant, run.agents) for run in sorted(runs, key=_order)):
         found = [run for run in runs if (run.variant, run.agents) == (variant, count)]
-        alone = variant == SINGLE
+        alone, shared = variant == SINGLE, variant == PROCESSES
         rows.append(
             (
-                NAMES.get(variant, f"K = {count}"),
+                name(variant, count),
                 with_range([run.run_s for run in found], ".1f"),
-                "" if alone else over_single(runs, found, lambda run: run.run_s),
-                "" if alone else over_single(runs, found, lambda run: run.unhindered_s),
-                "" if alone else over_single(runs, found, lambda run: per_core_s(run, cores)),
+                "" if alone else over(runs, found, lambda run: run.run_s),
+                over(runs, found, lambda run: run.run_s, variant=APART, agents=count) if shared else "",
+                "" if alone else over(runs, found, lambda run: run.unhindered_s),
+                "" if alone else over(runs, found, lambda run: per_core_s(run, cores)),
                 f"{statistics.median(run.updates_per_s for run in found):,.0f}",
                 f"{statistics.median(run.updates_per_cpu_s for run in found):,.0f}",
                 PUBLISHED[PROCESSES] if variant == PROCESSES and count == 2 else "",
@@ -150,8 +196,14 @@ def table(runs: Sequence[Measured], cores: int) -> str:
     return markdown(head, rows)
 
 
+def name(variant: str, count: int) -> str:
+    """What a line of the table is called."""
+    names = {SINGLE: "single", AUTHORS: "authors' single", APART: f"{count} singles, apart"}
+    return names.get(variant, f"K = {count}")
+
+
 def _order(run: Measured) -> tuple[int, int]:
-    return (SINGLE, AUTHORS, PROCESSES).index(run.variant), run.agents
+    return (SINGLE, AUTHORS, APART, PROCESSES).index(run.variant), run.agents
 
 
 def tables(runs: Sequence[Measured], where: "Machine") -> str:

@@ -133,13 +133,15 @@ def test_run_times_are_compared_by_turns_and_by_the_agents_that_share_a_core(scr
 
     runs = [run("single", 1, 0, 10.0), run("processes", 4, 0, 30.0), run("single", 1, 1, 11.0)]
     runs += [run("processes", 4, 1, 33.0), run("processes", 2, 1, 12.1), run("processes", 4, 2, 99.0)]
+    runs += [run("apart", 2, 0, 10.2), run("apart", 2, 1, 12.1)]
     where = run_time.Machine("a machine", 2)
     lines = [line.strip("| ").split(" | ") for line in run_time.table(runs, where.cores).splitlines()[2:]]
-    assert [line[0] for line in lines] == ["single", "K = 2", "K = 4"]
-    assert lines[1][2] == lines[1][4] == "+10 %"
-    assert lines[1][-1] == "+265 to +271 %"
-    assert lines[2][2] == "+200 % (+200 to +200)"
-    assert lines[2][4] == "+50 % (+50 to +50)"
+    assert [line[0] for line in lines] == ["single", "2 singles, apart", "K = 2", "K = 4"]
+    assert lines[1][2:4] == ["+6 % (+2 to +10)", ""]
+    assert [lines[2][column] for column in (2, 3, 5)] == ["+10 %", "+0 %", "+10 %"]
+    assert lines[2][-1] == "+265 to +271 %"
+    assert lines[3][2:4] == ["+200 % (+200 to +200)", ""]
+    assert lines[3][5] == "+50 % (+50 to +50)"
     run_time.write_runs(tmp_path / "runs.csv", runs, where)
     assert run_time.read_runs(tmp_path / "runs.csv") == (runs, where)
 
@@ -162,6 +164,16 @@ class ExperienceReplayBuffer:
         self.rows.append(row)
 """,
 }
+
+
+@pytest.mark.slow
+def test_agents_that_share_nothing_but_the_machine_are_one_run_as_long_as_the_slowest(script):
+    complexity, run_time = script("complexity"), script("run_time")
+    plan = complexity.Plan("InvertedPendulum-v5", 1, warmup=5, updates=7)
+    found = run_time.measure_apart(plan, 2, repeat=1)
+    assert (found.variant, found.agents, found.updates, found.steps) == ("apart", 2, 14, 22)
+    assert 0 < found.cpu_s <= 2 * found.run_s + 0.2
+    assert found.others_cores >= 0
 
 
 @pytest.mark.slow
