@@ -1,6 +1,7 @@
 """Learners that cost next to nothing: a tiny world, tiny networks, few steps."""
 
 import asyncio
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nodes.running import in_this_loop
 from patience import PATIENCE_S
 from replay.wire.services import promptly
@@ -116,6 +118,11 @@ def checkpoint_step(run_dir: Path, agent_id: int = 0) -> int:
     latest = checkpoint.latest(run_dir / "agents" / str(agent_id) / "checkpoints")
     assert latest is not None
     return checkpoint.load_checkpoint(latest).step
+
+
+def held_at_ends(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """How many transitions each replay held that has ended, in their order, as its last line says."""
+    return [int(held.replace(",", "")) for held in re.findall(r"the buffer held ([\d,]+)", caplog.text)]
 
 
 def compute_threads() -> list[str]:
