@@ -20,7 +20,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -61,15 +62,31 @@ def _is_manifest(found: object) -> bool:
 
 def run(machine: Machine, release: Release, stop: Event) -> int:
     """Plays all pods until their Jobs are complete or `stop`; returns once none is left. The exit code."""
-    try:
-        for pod in release.pods():
-            machine.begin(pod)
+    for pod in release.pods():
+        machine.begin(pod)
+    with _left_in_order(machine):
         _until(machine, lambda: stop.is_set() or machine.complete, stop)
         complete = machine.complete  # before those that are told to leave count as over
-    finally:
-        machine.close()
-        _until(machine, lambda: not machine.lives, Event())
     return 0 if complete and not machine.given_up else UNFINISHED
+
+
+@contextmanager
+def _left_in_order(machine: Machine) -> Iterator[None]:
+    """Ends all pods after the block; where that fails too, what has failed in the block is what is raised."""
+    try:
+        yield
+    except BaseException:
+        try:
+            _end(machine)
+        except PodmanError as error:
+            _say(f"pods may be left: {error}")
+        raise
+    _end(machine)
+
+
+def _end(machine: Machine) -> None:
+    machine.close()
+    _until(machine, lambda: not machine.lives, Event())
 
 
 def _until(machine: Machine, holds: Callable[[], bool], stop: Event) -> None:

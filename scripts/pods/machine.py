@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from pods.podman import State
-from pods.translation import PROBES, Manifest, Pod, Release, files_of, playable
+from pods.translation import PROBES, Manifest, Pod, Release, accepted, files_of, playable
 from pods.volumes import write_volume
 
 BACK_OFF_S: Final = 10.0
@@ -184,8 +184,23 @@ class Machine:
         self._closing = False
 
     def begin(self, pod: Pod) -> None:
-        """Plays a pod at the next step; one of a Job that runs as many as it may, once there is room."""
+        """Plays a pod at the next step; one of a Job that runs as many as it may, once there is room.
+
+        Raises:
+            NotPlayable: something will be asked of its manifest that it does not say, or not so.
+        """
+        with accepted(f"pod {pod.name}"):
+            self._try_out(pod)
         self._waiting[pod.name] = (pod, self._clock())
+
+    def _try_out(self, pod: Pod) -> None:
+        """Reads all that will be read of a pod's manifest and of its Job's."""
+        playable(pod, {})
+        Life(pod, "").end(0.0)
+        for volume in pod.spec.get("volumes", []):
+            files_of(volume, self._release)
+        for action in ("Ignore", "FailIndex") if pod.name in self._jobs else ():
+            self._codes(pod, action)
 
     def play(self, pod: Pod) -> None:
         """Writes the volumes of a pod and starts it."""

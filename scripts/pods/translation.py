@@ -8,6 +8,7 @@ volumes. What those mean is worked out here; nothing is started, read or written
 import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,15 @@ _NOT_PODMANS: Final = {"ports", "lifecycle", "restartPolicy", *PROBES}
 
 class NotPlayable(Exception):
     """A manifest asks for something that is not done here; says what and where."""
+
+
+@contextmanager
+def accepted(name: str) -> Iterator[None]:
+    """What fails in the block over what a manifest holds is NotPlayable, of the object of that name."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NotPlayable(f"{name} is none that Kubernetes would take: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -143,13 +153,10 @@ class Release:
 
     def _made(self, manifest: Manifest) -> Iterator[Pod]:
         make = _CONTROLLERS.get(manifest["kind"])
-        try:
+        with accepted(f"{manifest['kind']} {manifest['metadata']['name']}"):
             for pod in make(manifest) if make else ():
                 _check(pod)
                 yield Pod(**{**vars(pod), "aliases": tuple(self._aliases(pod))})
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            name = f"{manifest['kind']} {manifest['metadata']['name']}"
-            raise NotPlayable(f"{name} is none that Kubernetes would take: {error!r}") from error
 
     def _aliases(self, pod: Pod) -> Iterator[str]:
         """Names that headless Services give it: theirs, and in a StatefulSet its own in front of that."""
@@ -284,6 +291,7 @@ def _alone(manifest: Manifest) -> Iterator[Pod]:
 
 def _stateful(manifest: Manifest) -> Iterator[Pod]:
     name, of = manifest["metadata"]["name"], manifest["spec"]
+    _require_whole(of, "replicas", f"StatefulSet {name}")
     for index in range(of.get("replicas", 1)):
         own, metadata, spec = _template(manifest, f"{name}-{index}")
         metadata["labels"] |= {"statefulset.kubernetes.io/pod-name": own, POD_INDEX: str(index)}
@@ -299,6 +307,8 @@ def _indexed(manifest: Manifest) -> Iterator[Pod]:
     name, of = manifest["metadata"]["name"], manifest["spec"]
     if of.get("completionMode") != "Indexed":
         raise NotPlayable(f"Job {name} is not Indexed, and no other kind is made here")
+    for key in ("completions", "parallelism", "backoffLimitPerIndex"):
+        _require_whole(of, key, f"Job {name}")
     for index in range(of["completions"]):
         own, metadata, spec = _template(manifest, f"{name}-{index}")
         metadata["labels"] |= {"batch.kubernetes.io/job-name": name, JOB_INDEX: str(index)}
@@ -311,9 +321,16 @@ def _indexed(manifest: Manifest) -> Iterator[Pod]:
 
 def _deployed(manifest: Manifest) -> Iterator[Pod]:
     name = manifest["metadata"]["name"]
+    _require_whole(manifest["spec"], "replicas", f"Deployment {name}")
     for index in range(manifest["spec"].get("replicas", 1)):
         own, metadata, spec = _template(manifest, f"{name}-{index}")
         yield Pod(own, f"Deployment/{name}", index, metadata, spec)
+
+
+def _require_whole(spec: Manifest, key: str, name: str) -> None:
+    """Raises NotPlayable where a field is there that is no number of things."""
+    if key in spec and (type(spec[key]) is not int or spec[key] < 0):
+        raise NotPlayable(f"{name}: its {key} is {spec[key]!r}, and has to be a whole number")
 
 
 def _template(manifest: Manifest, name: str) -> tuple[str, dict[str, Any], dict[str, Any]]:

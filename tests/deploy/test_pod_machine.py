@@ -13,7 +13,7 @@ from launch.experiment_cases import small_cells
 from play_pods import UNFINISHED, run
 from pods.machine import BACK_OFF_S, Machine
 from pods.podman import Podman, PodmanError, State
-from pods.translation import Release
+from pods.translation import NotPlayable, Release
 
 from dase_grpc.launch.experiments.kubernetes import CellsJob
 from dase_grpc.launch.experiments.sites import KubernetesSite
@@ -266,6 +266,45 @@ def test_when_the_release_is_closed_all_leave_and_nobody_comes_back(machine, pod
     after(machine, podman, 20)
     assert machine.lives == {}
     assert machine.codes[REPLAY] == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"terminationGracePeriodSeconds": "soon"},
+        {"volumes": [{"name": "files", "secret": {}}]},
+        {"containers": [{"name": "own", "volumeMounts": [{"name": "none"}]}]},
+        {"containers": [{"name": "own", "readinessProbe": {"httpGet": {"path": "/", "port": "none"}}}]},
+    ],
+)
+def test_what_no_pod_can_be_made_of_is_refused_before_any_is_played(podman, tmp_path, asked):
+    spec = {"containers": [{"name": "own"}]}
+    pods = [
+        {"kind": "Pod", "metadata": {"name": name}, "spec": more}
+        for name, more in (("well", spec), ("ill", spec | asked))
+    ]
+    made = Release(tuple(pods))
+    with pytest.raises(NotPlayable, match="pod ill is none that Kubernetes would take"):
+        run(Machine(made, podman, tmp_path, say=lambda text: None), made, Event())
+    assert podman.codes == {}
+
+
+def test_what_failed_first_is_what_is_said(podman, rendered, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(play_pods, "EVERY_S", 0.0)
+    made = release(rendered["plain"])
+    errors = itertools.chain(
+        [None, PodmanError("no space left")], itertools.repeat(PodmanError("no network"))
+    )
+
+    def states() -> Mapping[str, State]:
+        if error := next(errors):
+            raise error
+        return {}
+
+    podman.states = states
+    with pytest.raises(PodmanError, match="no space left"):
+        run(Machine(made, podman, tmp_path, say=lambda text: None), made, Event())
+    assert "pods may be left: no network" in capsys.readouterr().out
 
 
 def test_a_run_that_is_stopped_has_not_ended_well(podman, rendered, tmp_path, monkeypatch):

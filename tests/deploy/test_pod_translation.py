@@ -1,5 +1,6 @@
 """Pods without a cluster: how workloads become pods that podman plays, and what is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,15 @@ def test_files_of_which_no_pod_comes_are_refused(tmp_path, text, says):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(NotPlayable, match=says):
         read_release([tmp_path / "run.yaml"])
+
+
+@pytest.mark.parametrize("key", ["completions", "parallelism", "backoffLimitPerIndex"])
+@pytest.mark.parametrize("value", ["three", "3", -1, 1.5, True, None])
+def test_a_job_whose_numbers_are_none_is_refused_in_a_sentence(key, value):
+    spec = {"completionMode": "Indexed", "completions": 2, key: value}
+    job = {"kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+    with pytest.raises(NotPlayable, match=re.escape(f"Job x: its {key} is {value!r}, and has to be")):
+        Release((job,)).pods()
 
 
 def test_the_manifests_that_are_read_are_those_that_helm_prints(rendered, tmp_path):
