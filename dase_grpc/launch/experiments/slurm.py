@@ -87,7 +87,7 @@ class SlurmQueue:
 
         Raises:
             ConfigError: submitit is not installed.
-            SchedulerError: Slurm refuses the job.
+            SchedulerError: Slurm refuses the job, of which then nothing is left.
         """
         token = secrets.token_hex(4)
         folder = (self.folder / token).absolute()
@@ -102,7 +102,12 @@ class SlurmQueue:
         task = CellTask(
             (*command, "experiment", str(copy), f"--runs={root}", *_gpu(site, cells)), str(Path.cwd())
         )
-        _submit(folder, task, cells, {**_parameters(site, cells), "job_name": job_name})
+        try:
+            _submit(folder, task, cells, {**_parameters(site, cells), "job_name": job_name})
+        except SchedulerError:
+            if _knows_no(job_name):  # it may have taken the job, and not got round to saying so
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return job_name
 
 
@@ -153,6 +158,14 @@ def _submit(folder: Path, task: CellTask, cells: Sequence[RunCell], parameters: 
         raise SchedulerError(
             f"Slurm refuses the job: {last_line(str(error))}; see [slurm] in the file"
         ) from None
+
+
+def _knows_no(job_name: str) -> bool:
+    """Whether Slurm says that it has no job of a name."""
+    try:
+        return not _told("squeue", "--noheader", f"--name={job_name}", "--format=%j").strip()
+    except SchedulerError:
+        return False
 
 
 def _read_submission(path: Path) -> tuple[str, list[tuple[str, str]]]:

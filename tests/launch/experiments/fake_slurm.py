@@ -1,7 +1,8 @@
 """Stands for sbatch, srun, squeue and scontrol in tests: a queue that is a folder, whose tasks never start.
 
 The folder is that of this program. `queue.txt` in it holds what squeue shows, a line for each task:
-name|job|index|state. `refuses.txt` holds what sbatch says instead of taking a job, or squeue of an answer.
+name|job|index|state. `sbatch-refuses.txt` holds what sbatch says instead of taking a job, and
+`sbatch-fails.txt` after it has; `squeue-refuses.txt` what squeue says instead of an answer.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(sys.argv[0]).parent
-QUEUE, REFUSES = FOLDER / "queue.txt", FOLDER / "refuses.txt"
+QUEUE = FOLDER / "queue.txt"
 
 
 def flags(script: str) -> dict[str, str]:
@@ -38,10 +39,16 @@ def squeue() -> None:
             sys.stdout.write(f"{line}\n")
 
 
+def end_by(said: Path) -> None:
+    if said.exists():
+        sys.exit(said.read_text())
+
+
 def main() -> None:
-    if REFUSES.exists():
-        sys.exit(REFUSES.read_text())
-    {"sbatch": sbatch, "squeue": squeue}[Path(sys.argv[0]).name]()
+    name = Path(sys.argv[0]).name
+    end_by(FOLDER / f"{name}-refuses.txt")
+    {"sbatch": sbatch, "squeue": squeue}[name]()
+    end_by(FOLDER / f"{name}-fails.txt")
 
 
 if __name__ == "__main__":

@@ -39,5 +39,5 @@ class FakeSlurm:
         path = self.programs / "queue.txt"
         return path.read_text().splitlines() if path.exists() else []
 
-    def refuse(self, text: str) -> None:
-        (self.programs / "refuses.txt").write_text(text)
+    def refuse(self, text: str, *, by: str) -> None:
+        (self.programs / f"{by}-refuses.txt").write_text(text)

@@ -138,7 +138,7 @@ def test_of_a_cell_that_is_queued_twice_the_task_that_runs_counts(slurm):
 
 
 def test_a_refusal_of_slurm_is_one_sentence(slurm):
-    slurm.refuse("sbatch: error: invalid partition specified: fast\n")
+    slurm.refuse("sbatch: error: invalid partition specified: fast\n", by="sbatch")
     with pytest.raises(SchedulerError) as refused:
         slurm.submit(small_cells(seed=[0, 1]))
     assert_one_sentence(
@@ -146,9 +146,29 @@ def test_a_refusal_of_slurm_is_one_sentence(slurm):
     )
 
 
+def test_nothing_is_left_of_a_job_that_slurm_refuses_and_says_not_to_have(slurm):
+    slurm.submit(small_cells(seed=[0]))
+    (before,) = slurm.queue.folder.iterdir()
+    slurm.refuse("sbatch: error: invalid partition specified: fast\n", by="sbatch")
+    with pytest.raises(SchedulerError):
+        slurm.submit(small_cells(seed=[1]))
+    assert list(slurm.queue.folder.iterdir()) == [before]
+    slurm.refuse("slurm_load_jobs error: Unable to contact slurm controller\n", by="squeue")
+    with pytest.raises(SchedulerError):
+        slurm.submit(small_cells(seed=[1]))
+    assert len(list(slurm.queue.folder.iterdir())) == 2
+
+
+def test_a_job_that_slurm_has_taken_is_known_although_sbatch_failed(slurm):
+    (slurm.programs / "sbatch-fails.txt").write_text("sbatch: error: Socket timed out\n")
+    with pytest.raises(SchedulerError, match="Socket timed out"):
+        slurm.submit(small_cells(seed=[0, 1]))
+    assert len(slurm.queue.tasks()) == 2
+
+
 def test_a_queue_that_does_not_answer_is_told(slurm):
     slurm.submit(small_cells(seed=[0, 1]))
-    slurm.refuse("slurm_load_jobs error: Unable to contact slurm controller\n")
+    slurm.refuse("slurm_load_jobs error: Unable to contact slurm controller\n", by="squeue")
     with pytest.raises(SchedulerError) as refused:
         slurm.queue.tasks()
     assert_one_sentence(refused.value, "squeue fails", "Unable to contact slurm controller")
