@@ -146,6 +146,8 @@ def test_a_list_or_a_record_that_is_damaged_is_not_written_over(dase, tmp_path, 
     code, _, err = dase("certs", "revoke", tmp_path, "--role", "learner")
     assert code == 2
     assert "is damaged" in err
+    assert "copy it back from where it is in use, or where there is no copy, delete it" in err
+    assert dase("certs", "show", tmp_path) == (2, "", err)
     assert (tmp_path / "ca.crl").read_text() == text
     (tmp_path / "ca.crl").unlink()
     (tmp_path / "issued.txt").write_text("one two")

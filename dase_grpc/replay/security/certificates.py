@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
         "`dase certs` needs the cryptography library; install it with pip install 'dase-grpc[certs]'"
     ) from error
 
+AUTHORITY_KEY: Final = "ca.key"
 CA_DAYS: Final = 365
 NODE_DAYS: Final = 30
 LIST_DAYS: Final = 365
@@ -62,7 +63,7 @@ class Shown:
 
 def make_authority(directory: Path, *, now: datetime, days: int = CA_DAYS) -> Path:
     """Makes a certificate authority in a folder: `ca.crt` for everybody and `ca.key` for nobody else."""
-    refuse_existing(directory / "ca.crt", directory / "ca.key")
+    refuse_existing(directory / CA, directory / AUTHORITY_KEY)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"DASE development CA {secrets.token_hex(4)}")])
     certificate = (
@@ -73,9 +74,9 @@ def make_authority(directory: Path, *, now: datetime, days: int = CA_DAYS) -> Pa
     )
     with writing_into(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        put(directory / "ca.key", _key_pem(key), private=True)
-        put(directory / "ca.crt", _pem(certificate))
-    return directory / "ca.crt"
+        put(directory / AUTHORITY_KEY, _key_pem(key), private=True)
+        put(directory / CA, _pem(certificate))
+    return directory / CA
 
 
 def issue(
@@ -106,7 +107,7 @@ def issue(
     with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _record(directory, identity, signed)  # first, so that none is out that cannot be withdrawn
-        put(folder / "ca.crt", _pem(authority))
+        put(folder / CA, _pem(authority))
         put(folder / "tls.key", _key_pem(key), private=True)
         put(folder / "tls.crt", _pem(signed))
     return folder
@@ -265,14 +266,14 @@ def _host(name: str) -> x509.GeneralName:
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
-        certificate = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
-        key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), password=None)
+        certificate = x509.load_pem_x509_certificate((directory / CA).read_bytes())
+        key = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise CredentialsError(
             f"{directory} holds no usable certificate authority; make one with `dase certs init {directory}`"
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise CredentialsError(f"{directory / 'ca.key'} is not the key of {directory / 'ca.crt'}")
+        raise CredentialsError(f"{directory / AUTHORITY_KEY} is not the key of {directory / CA}")
     return certificate, key
 
 
@@ -328,7 +329,10 @@ def _list_of(directory: Path, authority: x509.Certificate) -> x509.CertificateRe
     try:
         found = x509.load_pem_x509_crl(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise CredentialsError(f"{file} is damaged; copy it back from where it is in use") from error
+        raise CredentialsError(
+            f"{file} is damaged; copy it back from where it is in use, or where there is no copy, "
+            f"delete it and withdraw again whoever was on it"
+        ) from error
     if not is_signed_by(found, authority):
         raise CredentialsError(f"{file} is not signed by {directory / CA}; move it away, or back")
     return found
@@ -345,10 +349,12 @@ def _number_of(found: x509.CertificateRevocationList | None) -> int:
 
 
 def _revoked_in(directory: Path) -> frozenset[Certificate]:
-    """Who is on the revocation list in a folder, expired or not."""
+    """Who is on the revocation list in a folder, expired or not; `revoke` takes an authority's own, too."""
     file = directory / CRL
     if not file.exists():
         return frozenset()
+    if (directory / AUTHORITY_KEY).exists():
+        _list_of(directory, _read(directory / CA))
     return read_lists(file, directory / CA, now=datetime.fromtimestamp(0, UTC)).revoked
 
 

@@ -66,7 +66,7 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
     blocks = _LIST.findall(content)
     if not blocks:
         raise CredentialsError(
-            f"{file} holds no revocation list in PEM form; make one with `dase certs revoke`"
+            f"{file} holds no revocation list in PEM form; copy the one that `dase certs revoke` makes there"
         )
     if len(blocks) != content.count(_BEGIN):  # one without its end would let in again who is on it
         raise _damaged(file)
