@@ -44,22 +44,27 @@ class ServedPolicy:
 def serve_here(target: Path, agent: str | None, options: PolicyOptions, *, stdin_is_leash: bool) -> int:
     """Runs a policy server as a process; prints its address on stdout once it answers.
 
-    Raises as `served_policy`.
+    Before the policy is loaded it refuses addresses and credentials that cannot be used; beside that it
+    raises as `served_policy`.
     """
+    listener = Listener.of(options)
+    listener.require_free()
     policy = served_policy(target, agent)
     told = policy.description
     about = f"{told.agent} in {told.environment} after {several(told.step, 'step')}"
-    return listener_main("policy", partial(run_policy, options, policy), about, stdin_is_leash=stdin_is_leash)
+    return listener_main(
+        "policy", partial(run_policy, listener, policy), about, stdin_is_leash=stdin_is_leash
+    )
 
 
 async def run_policy(
-    options: PolicyOptions, policy: ServedPolicy, stop: asyncio.Event, announce: Announce
+    listener: Listener[PolicyOptions], policy: ServedPolicy, stop: asyncio.Event, announce: Announce
 ) -> None:
     """Answers until `stop`; then refuses new calls, answers those that are open and returns.
 
     `announce` is called with the real address once the service answers. AddressError as `run_replay`.
     """
-    listener = Listener.of(options)
+    options = listener.options
     calls, counts, registry = Calls(method.name for method in SERVICE.methods), BatchCounts(), make_registry()
     limits = BatchLimits(options.max_batch, options.max_delay_s, options.max_queue)
     batcher = Batcher(policy.act, limits, counts)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -16,26 +16,28 @@ from dase_grpc.nodes.options import ServiceOptions
 from dase_grpc.process.lifecycle import READY_PREFIX, run_node
 from dase_grpc.process.tasks import loop_turns
 from dase_grpc.replay.security.door import Door, door_of
-from dase_grpc.replay.service.server import Server, add_standard, bind
+from dase_grpc.replay.service.server import Server, add_standard, bind, require_bindable
 from dase_grpc.replay.service.streams import calls_ended
 from dase_grpc.replay.wire.addresses import Address, require_private
 
 DOOR_LOOK_S: Final = 1.0
+
+Options = TypeVar("Options", bound=ServiceOptions)
 
 Announce = Callable[[Address], None]
 """Called with the real address once the service answers."""
 
 
 @dataclass(frozen=True)
-class Listener:
+class Listener(Generic[Options]):
     """Where a node listens, and whom it lets in."""
 
-    options: ServiceOptions
+    options: Options
     door: Door | None
     metrics_tls: Contexts | None
 
     @classmethod
-    def of(cls, options: ServiceOptions) -> "Listener":
+    def of(cls, options: Options) -> "Listener[Options]":
         """As options say; opens nothing.
 
         Raises:
@@ -45,7 +47,14 @@ class Listener:
         door = door_of(options.tls, options.tokens, options.crl)
         if door is None:
             require_private(options.listen, insecure=options.insecure)
-        return cls(options, door, options.metrics_contexts())
+        return Listener(options, door, options.metrics_contexts())
+
+    def require_free(self) -> None:
+        """Checks that its ports can be had, for whoever has much to load first. AddressError where not."""
+        options = self.options
+        require_bindable(options.listen)
+        with metrics_endpoint(CollectorRegistry(), options.metrics_host, options.metrics_port):
+            pass
 
     @asynccontextmanager
     async def serving(

@@ -92,7 +92,11 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
 
 
 async def _serve(
-    run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Announce, listener: Listener
+    run: SharedRun,
+    options: ReplayOptions,
+    stop: asyncio.Event,
+    announce: Announce,
+    listener: Listener[ReplayOptions],
 ) -> None:
     if (few := files_short_of(MAX_CONNECTIONS + FILES_BESIDE)) is not None:
         log.warning("%s: nodes beyond that cannot connect", few)

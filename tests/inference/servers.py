@@ -13,6 +13,7 @@ from replay.wire.services import LOOPBACK, free_port, promptly
 
 from dase_grpc.inference.client import PolicyClient
 from dase_grpc.launch.serve import ServedPolicy, run_policy
+from dase_grpc.nodes.listener import Listener
 from dase_grpc.nodes.policy_options import PolicyOptions
 from dase_grpc.process.tasks import first_cause
 from dase_grpc.replay.wire.addresses import Address
@@ -51,7 +52,7 @@ async def policy_server(served: ServedPolicy | None = None, **changes: Any) -> A
     """A policy server on a free port, of a HeldPolicy where no other is given; `changes` are options."""
     stop, found, policy = asyncio.Event(), asyncio.get_running_loop().create_future(), HeldPolicy()
     options = PolicyOptions(**{"listen": LOOPBACK, "metrics_port": free_port(), **changes})
-    run = run_policy(options, served or ServedPolicy(policy, ABOUT), stop, found.set_result)
+    run = run_policy(Listener.of(options), served or ServedPolicy(policy, ABOUT), stop, found.set_result)
     node = asyncio.ensure_future(run)
     await asyncio.wait({node, found}, return_when=asyncio.FIRST_COMPLETED)
     if node.done():

@@ -10,15 +10,24 @@ import numpy as np
 import pytest
 from children import importing, ran
 from contracts.sentences import refuses
+from inference.policies import ABOUT, HeldPolicy
 from inference.servers import called, client_of, policy_server
 from launch.resuming import config, train
 from patience import PATIENCE_S
+from replay.wire.services import LOOPBACK
 
 from dase_grpc import api
-from dase_grpc.errors import ConfigError, DivergedError, RunDirectoryError, UsageError
+from dase_grpc.errors import (
+    AddressError,
+    ConfigError,
+    CredentialsError,
+    DivergedError,
+    RunDirectoryError,
+    UsageError,
+)
 from dase_grpc.inference.client import PolicyClient
 from dase_grpc.launch.export import export_policy
-from dase_grpc.launch.serve import _served, served_policy
+from dase_grpc.launch.serve import ServedPolicy, _served, serve_here, served_policy
 from dase_grpc.nodes.policy_options import PolicyOptions
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.runs.directory import RunDirectory
@@ -103,6 +112,21 @@ def test_what_cannot_be_served_is_refused(run, tmp_path):
         (tmp_path / name).write_bytes(b"no model")
         with refuses(UsageError, f"{name} cannot be read as", "write it with `dase export`"):
             served_policy(tmp_path / name)
+
+
+async def test_what_a_server_cannot_listen_with_is_refused_before_its_policy_is_loaded(tmp_path):
+    nothing = tmp_path / "none.onnx"
+    async with policy_server(ServedPolicy(HeldPolicy(), ABOUT)) as server:
+        taken = PolicyOptions(listen=server.address)
+        with refuses(AddressError, "in use", "--listen"):
+            serve_here(nothing, None, taken, stdin_is_leash=False)
+        metrics = PolicyOptions(listen=LOOPBACK, metrics_port=server.metrics_port)
+        with refuses(AddressError, "cannot serve metrics on", "another metrics port"):
+            serve_here(nothing, None, metrics, stdin_is_leash=False)
+    with refuses(CredentialsError, "cannot read"):
+        serve_here(nothing, None, PolicyOptions(listen=LOOPBACK, tls=tmp_path), stdin_is_leash=False)
+    with refuses(UsageError, f"there is no file {nothing}"):
+        serve_here(nothing, None, PolicyOptions(listen=LOOPBACK), stdin_is_leash=False)
 
 
 @pytest.mark.parametrize("milliseconds", [-1.0, 1e6, float("nan")])

@@ -81,7 +81,7 @@ def bind(
     server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None
 ) -> Address:
     """Binds a server that has not started; returns the address with its real port."""
-    _try_binding(address)
+    require_bindable(address)
     try:
         port = (
             server.add_insecure_port(str(address))
@@ -97,11 +97,12 @@ def bind(
     return Address(address.host, port)
 
 
-def _try_binding(address: Address) -> None:
-    """Binds plain sockets and closes them, for gRPC writes lines of its own about an address it cannot have.
+def require_bindable(address: Address) -> None:
+    """Binds plain sockets and closes them; AddressError where they are refused.
 
-    A name may have several addresses, as localhost has 127.0.0.1 and ::1. gRPC listens on those that are
-    free, so that clients of that name would find now this service and now the other.
+    gRPC writes lines of its own about an address that it cannot have. A name may have several addresses, as
+    localhost has 127.0.0.1 and ::1. gRPC listens on those that are free, so that clients of that name would
+    find now this service and now the other.
     """
     try:
         found = socket.getaddrinfo(
