@@ -30,12 +30,12 @@ from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import Attendance, number, several
 from dase_grpc.replay.buffer.policies import PolicyBytes
 from dase_grpc.replay.client.admission import attend, enter_first
-from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.compute import Compute
 from dase_grpc.replay.client.connection import Shards, Stream
 from dase_grpc.replay.client.discovery import follow_name
-from dase_grpc.replay.client.membership import AttendantConnection
+from dase_grpc.replay.client.membership import EvaluatorConnection
 from dase_grpc.replay.client.policies import follow
+from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
 ROLE: Final = "evaluator"
 
@@ -69,7 +69,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         path = results_path(options.run_dir, run_id=member.run_id, here=frame.here)
         books = EvaluationBooks(path, agents, frame.config, frame.schema, options.command)
         frame.cleanup.callback(books.close)
-        (connection,) = frame.connected(joined, AttendantConnection, node=node, metrics=metrics)
+        (connection,) = frame.connected(joined, EvaluatorConnection, node=node, metrics=metrics)
         work = EvaluatorNode(frame, connection, books, agents, metrics)
         try:
             with frame.health.ready():
@@ -85,7 +85,7 @@ class EvaluatorNode:
     def __init__(
         self,
         frame: NodeFrame[WatchedEnv],
-        connection: AttendantConnection,
+        connection: EvaluatorConnection,
         books: EvaluationBooks,
         agents: Sequence[int],
         metrics: EvaluatorMetrics,
@@ -98,6 +98,8 @@ class EvaluatorNode:
         )
         self._thread = EvaluatingThread(frame, self._due, books, agents, metrics)
         self._begun = asyncio.Event()
+        self._updates: dict[int, int] = {}
+        connection.hear = self._hear
 
     async def run(self) -> None:
         """Evaluates until nothing is left or the node is to stop. Raises: see `Compute.run`."""
@@ -112,7 +114,7 @@ class EvaluatorNode:
             [
                 self._follow(),
                 follow_name(shards, frame.lines),
-                self._connection.keep(Stream.HEARTBEAT, self._attend),
+                self._connection.heartbeats(lambda: self._thread.attendance(self._updates)),
                 watch_loop_lag(self._metrics.loop_lag.observe),
             ]
         )
@@ -146,25 +148,19 @@ class EvaluatorNode:
             ) from None
         await follow(self._connection, self._agents, self._due.offer)
 
-    async def _attend(self, target: StreamTarget) -> None:
-        updates: dict[int, int] = {}
-        while True:
-            answer = await self._connection.attend(self._thread.attendance(updates))
-            self._books.buffer = answer.buffer
-            if answer.buffer.capacity:  # 0 until the first learner has joined
-                self._begun.set()
-            status = await target.cluster.status()
-            self._connection.up(Stream.HEARTBEAT)
-            for agent in status.agents:
-                updates[agent.agent_id] = agent.progress.updates
-                if agent.agent_id in self._agents:
-                    self._due.heard(
-                        agent.agent_id,
-                        total=agent.progress.total_steps,
-                        finished=agent.lease == "left" and agent.progress.state == "finished",
-                        version=agent.policy_version if agent.HasField("policy_version") else None,
-                    )
-            await asyncio.sleep(min(self._connection.timing.beat_s, target.member.ttl_s / 4))
+    def _hear(self, buffer: replay_pb2.BufferState, status: cluster_pb2.StatusResponse) -> None:
+        self._books.buffer = buffer
+        if buffer.capacity:  # 0 until the first learner has joined
+            self._begun.set()
+        for agent in status.agents:
+            self._updates[agent.agent_id] = agent.progress.updates
+            if agent.agent_id in self._agents:
+                self._due.heard(
+                    agent.agent_id,
+                    total=agent.progress.total_steps,
+                    finished=agent.lease == "left" and agent.progress.state == "finished",
+                    version=agent.policy_version if agent.HasField("policy_version") else None,
+                )
 
 
 class EvaluatingThread:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -85,7 +86,7 @@ class Outage:
         return self if gone else replace(self, why=why)
 
 
-class Connection:
+class Connection(ABC):
     """What all streams of a node to one shard share: who it is there, and what to do when one breaks.
 
     What the end of a lease or of a buffer means is each role's own (membership.py); here it is the end.
@@ -211,12 +212,13 @@ class Connection:
             self._heard(answer)
             await asyncio.sleep(self.beat_s(answer.beat_seconds))
 
+    @abstractmethod
     async def _report(self, said: Any) -> Any:
-        """Reports what the node does, and returns what `_heard` takes."""
-        raise NotImplementedError
+        """Reports what the node does; returns the replay's answer, which `_heard` takes."""
 
+    @abstractmethod
     def _heard(self, answer: Any) -> None:
-        raise NotImplementedError
+        """Takes what the replay has answered to a report."""
 
     async def _replaced(self, target: StreamTarget, error: StaleLeaseError) -> None:
         """Ends the node, or finds it another lease than that of `target`, which is not valid any more."""

@@ -20,7 +20,7 @@ from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Wait, Waited, WaitReason
 from dase_grpc.replay.client.patience import AWAY, NODE_NAME
 from dase_grpc.replay.wire.messages import Membership
-from dase_grpc.replay.wire.v1 import cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
 FAREWELL_S: Final = 2.0
 """How long a replay may take for each call of a node that leaves."""
@@ -118,7 +118,7 @@ class LearnerConnection(Connection):
 
 
 class AttendantConnection(Connection):
-    """A Connection of a node that has no lease, as an evaluator."""
+    """A Connection of a node that has no lease."""
 
     def __init__(self, target: StreamTarget, *, node: Attendant, **options: Any) -> None:
         super().__init__(target, **options)
@@ -131,11 +131,35 @@ class AttendantConnection(Connection):
             self.node, attendance, run_id=target.member.run_id, fingerprint=target.schema.fingerprint
         )
 
+    async def _report(self, said: Attendance) -> cluster_pb2.AttendResponse:
+        return await self.attend(said)
+
     async def leave(self) -> None:
         """Says that the node ends. RefusalError if the replay is not there to hear it."""
         await self.target.cluster.attend(
             self.node, Attendance(), run_id=self.target.member.run_id, leaving=True, timeout_s=FAREWELL_S
         )
+
+
+class EvaluatorConnection(AttendantConnection):
+    """A Connection of an evaluator.
+
+    Attributes:
+        hear: called after each heartbeat with what the replay holds and with how far all agents are.
+    """
+
+    def __init__(self, target: StreamTarget, **options: Any) -> None:
+        super().__init__(target, **options)
+        self.hear: Callable[[replay_pb2.BufferState, cluster_pb2.StatusResponse], None] = lambda *heard: None
+        self._status = cluster_pb2.StatusResponse()
+
+    async def _report(self, said: Attendance) -> cluster_pb2.AttendResponse:
+        answer = await super()._report(said)
+        self._status = await self.target.cluster.status()
+        return answer
+
+    def _heard(self, answer: cluster_pb2.AttendResponse) -> None:
+        self.hear(answer.buffer, self._status)
 
 
 class ActorConnection(AttendantConnection):
@@ -164,9 +188,6 @@ class ActorConnection(AttendantConnection):
     def inserted(self) -> int:
         """Transitions that the agent as a whole had stored here when the replay was last heard of."""
         return self.inserted_of(self.target.member.agent_id)
-
-    async def _report(self, said: Attendance) -> cluster_pb2.AttendResponse:
-        return await self.attend(said)
 
     def _heard(self, answer: cluster_pb2.AttendResponse) -> None:
         if not answer.HasField("lease"):

@@ -9,7 +9,6 @@ from replay.wire.services import eventually, promptly, rows_of, serving
 
 from dase_grpc.progress import MAX_PAIRED_AGENTS, Attendance, Attendant, Progress
 from dase_grpc.replay.client.cluster import open_channel
-from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.membership import ASK_OF_ALL_EVERY, FEW_AGENTS, LearnerConnection
 from dase_grpc.replay.client.sample import Sampler
@@ -120,7 +119,7 @@ async def test_the_more_nodes_the_fewer_heartbeats_of_each(service):
 
 
 async def test_a_node_beats_as_seldom_as_its_replay_asks_but_within_its_lease(service):
-    connection = Connection(await service.target(0), timing=QUICK)
+    connection = LearnerConnection(await service.target(0), timing=QUICK)
     assert connection.beat_s(0.0) == QUICK.beat_s
     assert connection.beat_s(2.0) == 2.0
     assert connection.beat_s(60.0) == connection.target.member.ttl_s / 4
