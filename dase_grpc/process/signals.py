@@ -7,6 +7,7 @@ launcher, too: its leash is a pipe that only the launcher holds open, which clos
 import fcntl
 import logging
 import os
+import re
 import resource
 import select
 import signal
@@ -27,6 +28,7 @@ SAME_REQUEST_S: Final = 1.0
 INIT_PID: Final = 1
 """The process that was started in a container. The kernel keeps from it what would end another process."""
 
+_RACE: Final = re.compile(r"Signal \d+ ignored due to race condition")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _heeded: Final[list[None]] = []
 """One for each block in which signals stop, so that they do not end, this process."""
@@ -104,6 +106,7 @@ def heeding(
         on_first(number)
 
     requests = Requests(first, on_second)
+    _say_nothing_of_races()
     _heeded.append(None)
     try:
         for each in before:
@@ -116,6 +119,27 @@ def heeding(
         for each, handler in before.items():
             if not requests.is_first_again(each):
                 signal.signal(each, handler)
+
+
+class _Unraisable:
+    """What the interpreter calls with errors that nobody can catch, without those of signals that race.
+
+    Where two signals come at once, the handler of the first takes away that of the second, which Python has
+    noted by then. It says so with a traceback; that one request was enough is no news.
+    """
+
+    def __init__(self, say: Callable[[Any], Any]) -> None:
+        self._say = say
+
+    def __call__(self, raised: Any) -> None:
+        """Says what it is told, or nothing."""
+        if not (isinstance(raised.exc_value, OSError) and _RACE.fullmatch(str(raised.exc_value))):
+            self._say(raised)
+
+
+def _say_nothing_of_races() -> None:
+    if not isinstance(sys.unraisablehook, _Unraisable):
+        sys.unraisablehook = _Unraisable(sys.unraisablehook)
 
 
 def ignore_repeats() -> None:

@@ -167,6 +167,39 @@ def test_the_same_signal_again_within_a_second_is_the_same_request(number):
         assert end_of(process)[:2] == (0, "kept\n")
 
 
+def test_two_signals_at_once_are_one_request():
+    both = """
+    import threading
+    async def main(stop):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals._SIGNALS)
+        for number in signals._SIGNALS:
+            signal.pthread_kill(threading.get_ident(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals._SIGNALS)
+        await stop.wait()
+        print("ended", flush=True)
+    """
+    with node(both) as process:
+        returned, output, log = end_of(process)
+    assert (returned, output) == (0, "ended\n")
+    assert len(log.splitlines()) == 1
+    assert "stopping (once more kills)" in log
+
+
+def test_what_nobody_can_catch_is_still_said():
+    bug = """
+    class Bug:
+        def __del__(self):
+            raise OSError("a bug")
+
+    async def main(stop):
+        Bug()
+    """
+    with node(bug) as process:
+        returned, _, log = end_of(process)
+    assert returned == 0
+    assert "OSError: a bug" in log
+
+
 def test_a_node_that_ends_at_once_is_not_killed_by_the_same_signal_again():
     """As `timeout` sends it: to its child, and to the group that the child is in."""
     stops = """
