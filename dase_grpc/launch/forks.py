@@ -13,13 +13,14 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -38,6 +39,9 @@ IMPORTED: Final = (
 READY_S: Final = 60.0
 """How long the server may import; then nodes are started without it."""
 
+LOOK_S: Final = 5.0
+"""How often it is looked whether it still imports: whoever stands still has no processor time meanwhile."""
+
 ANSWER_S: Final = 10.0
 """How long a fork may take, in which the launcher waits."""
 
@@ -48,6 +52,8 @@ _ROOM: Final = 8_192
 
 _SET_SUBREAPER: Final = 36
 """PR_SET_CHILD_SUBREAPER of linux/prctl.h."""
+
+log = logging.getLogger("dase")
 
 
 def node_variables(variables: Mapping[str, str], *, threads: int) -> dict[str, str]:
@@ -93,20 +99,26 @@ class ForkedProcess:
 class ForkServer:
     """The process that forks nodes, seen from the launcher."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, *, look_s: float = LOOK_S
+    ) -> None:
+        self.look_s = look_s
         self._process = process
         self._control = control
         self._is_ready = False
 
-    async def start(self, arguments: Sequence[str], log: IO[bytes]) -> ForkedProcess | None:
-        """Has `dase` forked, in a session of its own, with its output in `log`; may be cancelled.
+    async def start(self, arguments: Sequence[str], output: IO[bytes]) -> ForkedProcess | None:
+        """Has `dase` forked, in a session of its own, with its output in a file; may be cancelled.
 
-        None where there is no server any more or it fails; then nothing was started, and it is closed.
+        None where there is no server any more or it fails; then nothing was started, and it is closed. What
+        makes others wait for long is logged.
         """
         try:
             await self._until_ready()
-            return self._fork(json.dumps(arguments).encode(), log)
-        except OSError:
+            return self._fork(json.dumps(arguments).encode(), output)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                log.warning("the fork server does not answer, so nodes are started without it")
             self.close()
             return None
 
@@ -119,19 +131,33 @@ class ForkServer:
     async def _until_ready(self) -> None:
         if not self._is_ready:
             self._control.setblocking(False)
-            async with asyncio.timeout(READY_S):
-                said = await asyncio.get_running_loop().sock_recv(self._control, len(_READY))
+            said = await self._first_word()
             if said != _READY:
                 raise ConnectionError("the fork server has ended")
             self._is_ready = True
             self._control.settimeout(ANSWER_S)
 
-    def _fork(self, request: bytes, log: IO[bytes]) -> ForkedProcess:
+    async def _first_word(self) -> bytes:
+        """What the server says once it has imported; TimeoutError where it stands still, or is too slow."""
+        loop, spent_s = asyncio.get_running_loop(), _cpu_s(self._process.pid)
+        began, said = loop.time(), False
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.look_s):
+                    return await loop.sock_recv(self._control, len(_READY))
+            before_s, spent_s = spent_s, _cpu_s(self._process.pid)
+            if spent_s == before_s or loop.time() - began > READY_S:
+                raise TimeoutError
+            if not said:
+                log.warning("waiting for the fork server, which still imports what all nodes need")
+            said = True
+
+    def _fork(self, request: bytes, output: IO[bytes]) -> ForkedProcess:
         """Waits for the fork without giving way to others, so that nobody can cancel it half done."""
         theirs, leash = os.pipe()
         try:
             with _adopting():
-                socket.send_fds(self._control, [request], [theirs, log.fileno()])
+                socket.send_fds(self._control, [request], [theirs, output.fileno()])
                 pid = int(self._control.recv(_LONGEST_REQUEST) or -1)
             if pid < 0:
                 raise ConnectionError("the fork server has ended")
@@ -142,6 +168,16 @@ class ForkServer:
             raise
         finally:
             os.close(theirs)
+
+
+def _cpu_s(pid: int) -> float:
+    """The processor time that a process has had so far; 0 where that is not told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+        user, system = fields.split()[11:13]
+    except (OSError, ValueError):
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

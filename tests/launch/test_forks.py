@@ -1,5 +1,6 @@
 """Nodes that are forked from a process that has imported what they need, as if each were started alone."""
 
+import itertools
 import os
 import signal
 import sys
@@ -10,7 +11,8 @@ import pytest
 from children import importing, lives, until_ended
 from replay.wire.services import eventually
 
-from dase_grpc.launch.forks import ForkServer, fork_server
+from dase_grpc.launch import forks as launch_forks
+from dase_grpc.launch.forks import ForkedProcess, ForkServer, fork_server
 from dase_grpc.launch.processes import PROGRAM, Node, end_nodes, node_arguments, start_node
 from dase_grpc.process.lifecycle import READY_PREFIX
 
@@ -93,6 +95,34 @@ async def test_without_its_server_a_node_is_started_on_its_own(forks, start):
         assert await node.ended() == 0
         assert node.log.read_text()
     assert not lives(server._process.pid)
+
+
+async def test_without_a_server_that_stands_still_nodes_are_started_on_their_own(forks, start, caplog):
+    importing_still, ready = forks("dase_grpc.cli.main"), forks()
+    assert await (await start(ready, *VERSION, name="before")).ended() == 0
+    for server in (importing_still, ready):
+        os.kill(server._process.pid, signal.SIGSTOP)
+    importing_still.look_s = 0.1
+    ready._control.settimeout(0.1)
+    for name, server in (("importing", importing_still), ("ready", ready)):
+        caplog.clear()
+        node = await start(server, *VERSION, name=name)
+        assert await node.ended() == 0
+        assert "does not answer, so nodes are started without it" in caplog.text
+        assert not lives(server._process.pid)
+
+
+async def test_a_server_that_takes_long_and_works_is_waited_for(forks, start, tmp_path, monkeypatch, caplog):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1)\n")
+    monkeypatch.setenv("PYTHONPATH", importing(tmp_path)["PYTHONPATH"])
+    spent_s = itertools.count()
+    monkeypatch.setattr(launch_forks, "_cpu_s", lambda pid: next(spent_s))
+    server = forks("slow")
+    server.look_s = 0.1
+    node = await start(server, *VERSION)
+    assert isinstance(node.process, ForkedProcess)
+    assert await node.ended() == 0
+    assert caplog.text.count("waiting for the fork server") == 1
 
 
 async def test_a_server_in_which_a_library_has_started_a_thread_forks_nothing(
