@@ -19,6 +19,7 @@ from dase_grpc.learning.envs.make import borrowed_env
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.files import require_utf8
 from dase_grpc.runs.lookup import run_of
 from dase_grpc.schema import Array
 
@@ -54,6 +55,7 @@ def export_policy(
         raise ConfigError(
             f"{out} ends in none of {', '.join(WRITERS)}, which says the format: ONNX or TorchScript"
         )
+    require_utf8(out, "policy")
     policy, checkpoint = chosen_policy(target, agent)
     assert isinstance(policy, ActorPolicy)
     with borrowed_env(checkpoint.config.env, owner="the export") as env:

@@ -15,7 +15,7 @@ from dase_grpc.launch.train import LaunchOptions, run_here
 from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory, versions
-from dase_grpc.runs.files import FolderLock, written
+from dase_grpc.runs.files import FolderLock, require_utf8, written
 from dase_grpc.runs.rewind import Rewound, changed_versions, require_same_settings, rewind
 from dase_grpc.runs.rounds import newest_whole_round
 from dase_grpc.schema import TransitionSchema
@@ -39,6 +39,7 @@ def resume_here(options: ResumeOptions) -> None:
     """
     path = options.path.absolute()
     RunDirectory.open(path)  # or there is nothing to lock
+    require_utf8(path)
     with closing(FolderLock.acquire(path)):
         directory = RunDirectory.open(path)
         wanted = directory.run.get("mode") == "cluster" and options.gpus is None

@@ -27,6 +27,7 @@ from dase_grpc.nodes.policy_options import PolicyOptions
 from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import several
 from dase_grpc.replay.service.server import make_server
+from dase_grpc.runs.files import require_utf8
 
 SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
@@ -100,6 +101,7 @@ def served_policy(target: Path, agent: str | None = None) -> ServedPolicy:
         raise ConfigError(f"{target} holds one policy; leave --agent {agent} out")
     if not target.is_file():
         raise UsageError(f"there is no file {target}; write it with `dase export`")
+    require_utf8(target, "policy")
     file = READERS[target.suffix](target)
     if "observation_size" not in file.metadata:
         raise UsageError(f"{target} does not say what it observes; write it with `dase export`")

@@ -31,7 +31,7 @@ from dase_grpc.process.containment import left_as_found
 from dase_grpc.process.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number, several
 from dase_grpc.runs.directory import IN_ROUNDS, AgentDirectory, RunDirectory, checkpoint_paths
-from dase_grpc.runs.files import FolderLock, whole_lines
+from dase_grpc.runs.files import FolderLock, require_utf8, whole_lines
 from dase_grpc.runs.logs import read_evaluations, read_metrics, read_restarts, told
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def new_run(options: TrainOptions) -> Iterator[tuple[TrainOptions, RunDirectory,
     Raises:
         UsageError: the environment or the settings cannot be used; nothing was made.
     """
+    require_utf8(options.root)
     root = options.root.absolute()  # before there is an environment, which may move
     config = with_resolved_id(options.config)
     options = replace(options, root=root, config=config)

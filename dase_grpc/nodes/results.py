@@ -16,6 +16,7 @@ from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1.replay_pb2 import BufferState
 from dase_grpc.runs.checkpoint import newest_sound
 from dase_grpc.runs.directory import EVALUATOR_MODE, RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.files import require_utf8
 from dase_grpc.runs.journal import AgentJournal, EvaluationJournal
 from dase_grpc.runs.lease_note import LeaseNote
 from dase_grpc.runs.rewind import require_same_settings, rewind
@@ -57,6 +58,7 @@ def results_path(run_dir: Path | None, *, run_id: str, here: Path) -> Path:
     path = run_dir if run_dir is not None else Path("runs") / run_id
     if run_dir is None and not names_a_folder(run_id):
         raise RunDirectoryError(f"the run id {run_id!r} cannot name a folder; choose a --run-dir")
+    require_utf8(here / path)
     return here / path
 
 

@@ -127,6 +127,21 @@ def utf8(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
+def require_utf8(path: Path, what: str = "run") -> None:
+    """Checks that a run, or what is named, can lie somewhere.
+
+    Raises:
+        RunDirectoryError: the path is in another encoding, which TensorBoard, torch and ONNX refuse.
+    """
+    text = str(path.absolute())
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RunDirectoryError(
+            f"the path {utf8(text).decode()} is not UTF-8, so no {what} can be kept there; choose another one"
+        ) from None
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a new file and returns once the disk has it."""
     with path.open("xb") as file:

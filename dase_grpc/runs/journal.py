@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, Unpack
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, best, describe, load_checkpoint, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
-from dase_grpc.runs.files import FolderLock, sync_file, written
+from dase_grpc.runs.files import FolderLock, require_utf8, sync_file, written
 from dase_grpc.runs.logs import EvaluationRow, read_evaluations
 from dase_grpc.schema import TransitionSchema
 
@@ -55,7 +55,10 @@ class EventFileScalars:
 
 
 def open_tensorboard(directory: Path) -> EventFileScalars | None:
-    """Starts an event file in `directory`, which is made if it is missing; None without TensorBoard."""
+    """Starts an event file in `directory`, which is made if it is missing; None without TensorBoard.
+
+    RunDirectoryError if the directory's path is not UTF-8.
+    """
     try:
         # TensorBoard ships no types.
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
@@ -65,6 +68,7 @@ def open_tensorboard(directory: Path) -> EventFileScalars | None:
         )
     except ImportError:
         return None
+    require_utf8(directory)
     with written(directory):
         return EventFileScalars(directory, EventFileWriter(str(directory)), Event, Summary)
 

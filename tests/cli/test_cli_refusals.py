@@ -12,6 +12,7 @@ import sys
 import pytest
 from patience import PATIENCE_S
 from small import small_flags
+from synthetic import flat, write_run
 
 REFUSED = {
     "train --env worlds:DiscreteObservation": r"has the observation space Discrete\(5\)",
@@ -145,6 +146,20 @@ def test_a_name_that_is_no_folder_name_is_refused_before_anything_is_made(dase, 
     assert code == 2
     assert "cannot name a run; use a plain folder name of at most 200 bytes" in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "--lockstep"), ("train",), ("experiment", "cells.toml"), ("resume", "by\udcff/run")]
+)
+def test_a_folder_in_which_no_run_can_be_kept_is_refused_before_anything_is_made(dase, tmp_path, command):
+    write_run(tmp_path / "by\udcff", "run", flat(1))
+    (tmp_path / "cells.toml").write_text("[matrix]\nseeds = 1\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = dase(*command, *([] if "resume" in command else ["--runs", "by\udcff"]))
+    assert code == 2
+    assert f"error: the path {tmp_path}/by\\udcff" in err
+    assert "is not UTF-8, so no run can be kept there; choose another one\n" in err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,11 @@ def test_what_cannot_be_served_is_refused(run, tmp_path):
     file = export_policy(run.path, tmp_path / "p.onnx", agent=0)
     with refuses(ConfigError, "p.onnx holds one policy; leave --agent 1 out"):
         served_policy(file, "1")
+    elsewhere = tmp_path / "by\udcff.onnx"
+    elsewhere.write_bytes(file.read_bytes())
+    for use in (lambda: served_policy(elsewhere), lambda: export_policy(run.path, elsewhere, agent=0)):
+        with refuses(RunDirectoryError, "is not UTF-8, so no policy can be kept there"):
+            use()
     for name in ("none.onnx", "none.pt"):
         with refuses(UsageError, f"there is no file {tmp_path / name}"):
             served_policy(tmp_path / name)

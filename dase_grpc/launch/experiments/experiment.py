@@ -29,6 +29,7 @@ from dase_grpc.launch.processes import PROGRAM
 from dase_grpc.process.lifecycle import stop_event
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import ROWS
+from dase_grpc.runs.files import require_utf8
 from dase_grpc.schema import TransitionSchema
 
 
@@ -107,6 +108,7 @@ def _checked(options: ExperimentOptions) -> _Checked:
     """Reads the file and tries everything out that does not depend on the folder."""
     console = PatientConsole(stderr=options.place == "kubernetes")  # stdout is for the manifest
     experiment = read_experiment(options.file)
+    require_utf8(options.root)
     with contextlib.chdir("."):  # an environment may change the folder
         matrix = cells_of(experiment)
         cells = matrix.cells if options.cell is None else [_named(options.cell, matrix.cells)]
