@@ -167,7 +167,7 @@ class LightActor(Light):
         return Attendance(envs=1, env_steps=self.link.stored, state="exploring")
 
 
-class Crowd:
+class LightNodes:
     """All light nodes of this process."""
 
     def __init__(self, nodes: Collection[Light], tasks: asyncio.TaskGroup) -> None:
@@ -248,10 +248,10 @@ async def serve(nodes: Callable[[], Collection[Light]]) -> None:
     """Does what scale.py says until its end of the pipe is closed."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(FIRST_BATCHES_AT_ONCE))
     async with asyncio.TaskGroup() as tasks:
-        crowd = Crowd(nodes(), tasks)
+        light = LightNodes(nodes(), tasks)
         while line := await asyncio.to_thread(sys.stdin.readline):
             command, *arguments = json.loads(line)
-            do: Coroutine[Any, Any, dict[str, Any]] = getattr(crowd, command)(*arguments)
+            do: Coroutine[Any, Any, dict[str, Any]] = getattr(light, command)(*arguments)
             print(json.dumps(await do), flush=True)
 
 

@@ -125,6 +125,7 @@ class Replays:
             yield
         finally:
             looking.cancel()
+            await asyncio.wait([looking])
             await asyncio.gather(*(each.end(kill=False) for each in self.shards))
 
     async def kill_and_start(self) -> float:
