@@ -28,6 +28,9 @@ LARGEST_BYTES: Final = 900_000
 """Of the file and the names of cells; Kubernetes takes a ConfigMap of 1 MiB."""
 
 CONFIG, RUNS = "/etc/dase", "/runs"
+KEPT_S: Final = 7 * 24 * 3_600
+"""How long a Job that has ended stays, with what its pods have said; results lie on the volume."""
+
 EXPERIMENT_LABEL: Final = "dase/experiment"
 USER: Final = 65532
 _CONTAINER: Final = "cell"
@@ -99,6 +102,7 @@ class CellsJob:
             "backoffLimitPerIndex": self.site.retries,
             # Two pods of one cell would wait for each other.
             "podReplacementPolicy": "Failed",
+            "ttlSecondsAfterFinished": KEPT_S,
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onExitCodes": stopped},

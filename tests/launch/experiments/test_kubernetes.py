@@ -63,6 +63,16 @@ def test_each_index_is_a_cell_and_so_many_run_at_once():
     assert spec_of(job_of(at_once=9))["parallelism"] == 3
 
 
+def test_what_has_ended_goes_by_itself_or_by_the_label_that_the_page_names():
+    config, job = job_of(name="Small buffer").manifests()
+    days = job["spec"]["ttlSecondsAfterFinished"] / 86_400
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    assert f"deletes a Job that has ended after {days:g} days" in page
+    assert "kubectl delete configmaps -l dase/experiment=dase-NAME" in page
+    for each in (config, job):
+        assert each["metadata"]["labels"]["dase/experiment"] == "dase-small-buffer"
+
+
 def test_stops_and_evictions_do_not_count_and_refusals_are_not_tried_again():
     spec = spec_of(job_of(retries=5))
     stopped, refused, evicted = spec["podFailurePolicy"]["rules"]
