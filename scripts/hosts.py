@@ -162,7 +162,7 @@ def _made(prefix: str, names: Sequence[str]) -> Iterator[dict[str, tuple[str, in
                 stack.callback(_ip, "netns", "del", namespace)
                 _ip("-n", namespace, "link", "set", "lo", "up")
             device = f"{prefix[:12]}{number}"
-            descriptor = _tun_in(namespace, device)
+            descriptor = tun_in(namespace, device)
             stack.callback(os.close, descriptor)
             inside = () if namespace is None else ("-n", namespace)
             address = f"{network}.{number}"
@@ -190,8 +190,14 @@ def _tun(device: str) -> int:
     return descriptor
 
 
-def _tun_in(namespace: str | None, device: str) -> int:
-    """A TUN device in a namespace; a thread of its own goes there, since it never comes back."""
+def tun_in(namespace: str | None, device: str) -> int:
+    """A TUN device in a namespace, None being this one; reads and writes of its descriptor do not block.
+
+    A thread of its own goes there, since it never comes back.
+
+    Raises:
+        NoNamespaces: this machine does not allow it.
+    """
     found: list[int | OSError] = []
 
     def make() -> None:

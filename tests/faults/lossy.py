@@ -4,28 +4,18 @@ The link is two TUN devices, one here and one there, and a thread that carries p
 needs neither netem nor iptables, but root and /dev/net/tun.
 """
 
-import ctypes
-import fcntl
 import heapq
 import os
 import random
 import select
-import struct
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hosts import PACKET_BYTES, NoNamespaces, tun_in
 from patience import PATIENCE_S
-
-TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-CLONE_NEWNET = 0x40000000
-PACKET_BYTES = 65_536
-
-
-class NoNamespaces(Exception):
-    """This machine does not allow it; says why."""
 
 
 class LossyLink:
@@ -91,11 +81,10 @@ def second_host(*, seed: int = 0) -> Iterator[tuple[str, str, LossyLink]]:
         raise NoNamespaces(f"no network namespace can be made: {_said(error)}") from None
     near = far = -1
     try:
-        try:
-            near = _tun(f"dase{os.getpid() % 10**6}")
-            far = _tun_in(name, "far")
-        except OSError as error:
-            raise NoNamespaces(f"no TUN device can be made: {error.strerror}") from None
+        near = tun_in(None, f"dase{os.getpid() % 10**6}")
+        far = tun_in(name, "far")
+        for descriptor in (near, far):
+            os.set_blocking(descriptor, True)
         _ip("addr", "add", here, "peer", there, "dev", f"dase{os.getpid() % 10**6}")
         _ip("link", "set", f"dase{os.getpid() % 10**6}", "up")
         _ip("-n", name, "link", "set", "lo", "up")
@@ -121,37 +110,3 @@ def _ip(*arguments: str) -> None:
 
 def _said(error: Exception) -> str:
     return str(getattr(error, "stderr", "") or error).strip()
-
-
-def _tun(device: str) -> int:
-    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        request = struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI)
-        fcntl.ioctl(descriptor, TUNSETIFF, request)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _tun_in(namespace: str, device: str) -> int:
-    """A TUN device in a namespace; a thread of its own goes there, since it never comes back."""
-    found: list[int | OSError] = []
-
-    def make() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        try:
-            with open(f"/run/netns/{namespace}", "rb") as file:
-                if libc.setns(file.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            found.append(_tun(device))
-        except OSError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    (made,) = found
-    if isinstance(made, OSError):
-        raise made
-    return made
