@@ -16,6 +16,7 @@ COUNTS = {
     "bfloat16": 12,
     "own-share": 15,
     "sharing": 225,
+    "sharing-batch": 5,
     "td3-million": 1,
 }
 
