@@ -14,6 +14,9 @@ from dase_grpc.process import ends
 EXIT_S: Final = 10.0
 """How long what was left running may take to end, once the command has; then it is killed."""
 
+GARBAGE_AFTER: Final = 20_000
+"""So many new objects between looks for garbage; with Python's 700 they are a tenth of torch's import."""
+
 
 def run() -> NoReturn:
     """Runs the command line and ends the process with its exit code.
@@ -24,6 +27,7 @@ def run() -> NoReturn:
     from dase_grpc.process.signals import end_as_init, ignore_repeats
 
     code: object = 0
+    gc.set_threshold(GARBAGE_AFTER)
     ends.put_right()
     end_as_init()
     for stream in (sys.stdout, sys.stderr):

@@ -228,11 +228,13 @@ def main() -> None:
     """Imports, then forks what is asked for; each fork goes on as `python -m dase_grpc` would."""
     ends.put_right()
     control = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # nothing of what is imported is garbage
     for name in filter(None, sys.argv[2].split(",")):
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("a library has started a thread, which a fork would be without")
     gc.freeze()  # so that no fork's garbage collection copies pages that all share
+    gc.enable()
     arguments = serve(control)
     if arguments is not None:
         sys.argv[1:] = arguments
