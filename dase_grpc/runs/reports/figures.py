@@ -8,6 +8,7 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -113,8 +114,19 @@ class Sheet:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type") if kind == "svg" else ("Software",))
         with mpl.rc_context(self._style):
             self._legend()
+            if kind == "svg":
+                self._lay_out()
             self.figure.savefig(data, format=kind, metadata=nothing, **options)
         return data.getvalue()
+
+    def _lay_out(self) -> None:
+        """Gives all axes their places, as `savefig` would, which then draws everything once and not twice."""
+        engine = self.figure.get_layout_engine()
+        if engine is not None:
+            FigureCanvasSVG(self.figure)
+            self.figure.dpi = 72  # as that canvas draws
+            engine.execute(self.figure)
+            self.figure.set_layout_engine(None)
 
     def _legend(self) -> None:
         """One legend above all axes; a name that several of them use is said once."""
