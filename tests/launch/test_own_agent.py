@@ -160,10 +160,10 @@ def test_each_learner_tries_it_out(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("explored", [[], ["--set=train.explore=false", "--actors=1"]])
-def test_learners_and_actors_of_a_cluster_import_it(mine, explored):
-    flags = ["train", "--name=mine", "--algo=my_agent:DriftingTD3", "--env=Pendulum-v1", *explored]
-    ended = CliRunner().invoke(app, [*flags, *small_flags("Pendulum-v1", agent__batch_size=16)])
+def test_learners_and_actors_of_a_cluster_import_it(mine):
+    flags = ["train", "--name=mine", "--algo=my_agent:DriftingTD3", "--env=Pendulum-v1", "--actors=1"]
+    settings = small_flags("Pendulum-v1", agent__batch_size=16, train__explore="false")
+    ended = CliRunner().invoke(app, [*flags, *settings])
     assert ended.exit_code == 0, ended.output
     run = RunDirectory.open(Path("runs/mine"))
     assert run.config.agent.algorithm == "my_agent:DriftingTD3"
