@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import subprocess
 import time
@@ -15,6 +16,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+gc.set_threshold(20_000)  # as a process of `dase` does, whose modules these import, too
 hypothesis.settings.register_profile("dase", deadline=None)  # how long an example takes is the machine's
 hypothesis.settings.load_profile("dase")
 
@@ -34,6 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def pytest_collection_finish() -> None:
+    """Spares all that has been imported and collected, which stays, every further look for garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
