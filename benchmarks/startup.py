@@ -136,7 +136,7 @@ def measure(given: argparse.Namespace) -> list[Figure]:
             who: Checkout(root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
             for who, root in roots.items()
         }
-        for each in checkouts.values():  # compiles what has no bytecode yet
+        for each in () if given.quick else checkouts.values():  # compiles what has no bytecode yet
             each.train(1)
         every, turns = commands(given.agents), 1 if given.quick else given.turns
         for turn, (subject, command) in product(range(turns), every.items()):

@@ -4,6 +4,7 @@ As environment ids: `worlds:PointGoal` and so on.
 """
 
 import threading
+import time
 from typing import Any, ClassVar
 
 import gymnasium
@@ -27,11 +28,13 @@ class PointGoal(gymnasium.Env[Array, Array]):
 
     metadata: ClassVar[Info] = {"render_modes": ["rgb_array"], "render_fps": 20}
 
-    def __init__(self, render_mode: str | None = None, length: int = 20) -> None:
+    def __init__(self, render_mode: str | None = None, length: int = 20, pause_s: float = 0.0) -> None:
+        """A step takes `pause_s`: agents that are only waited beside leave the cores to others."""
         self.observation_space = Box(-np.inf, np.inf, (1,), np.float32)
         self.action_space = UNIT
         self.render_mode = render_mode
         self.length = length
+        self._pause_s = pause_s
         self._distance, self._time = 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
@@ -40,6 +43,8 @@ class PointGoal(gymnasium.Env[Array, Array]):
         return self._observe(), {}
 
     def step(self, action: Array) -> Step:
+        if self._pause_s:
+            time.sleep(self._pause_s)
         self._distance -= 0.25 * float(action[0])
         self._time += 1
         return self._observe(), -abs(self._distance), False, self._time >= self.length, {}

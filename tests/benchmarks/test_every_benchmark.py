@@ -13,7 +13,7 @@ FOLDER = ROOT / "benchmarks"
 TINY = {
     "checkpoints": "--env=InvertedPendulum-v5 --capacity=26000 --every=500",
     "growth": "--quick",
-    "in_place_stress": "--minutes=0.05",
+    "in_place_stress": "--minutes=0.02",
     "page": "--results=none --docs=.",
     "recovery": "--csv=out.csv --kills=1 --freezes=0 --partitions=0",
     "replay": "--seconds=0.3 --rounds=2 --fill=500",
