@@ -9,6 +9,7 @@ import pytest
 from children import importing
 from contracts.source import importers, modules, reached_from
 from patience import PATIENCE_S
+from synthetic import flat, write_run
 
 from dase_grpc.launch.forks import IMPORTED
 
@@ -140,19 +141,15 @@ def test_imports_are_absolute():
 
 
 @pytest.mark.parametrize(
-    ("module", "spares"),
+    ("names", "spares"),
     [
-        ("nodes.replay", LEARNING),
-        ("replay.service.server", LEARNING),
-        ("observe.top", LEARNING),
-        ("launch.console", LEARNING | NETWORK),
-        ("replay.buffer.run", LEARNING | NETWORK),
-        ("schema", NETWORK),
-        ("config.resolve", NETWORK),
+        (("nodes.replay", "replay.service.server", "observe.top"), LEARNING),
+        (("launch.console", "replay.buffer.run"), LEARNING | NETWORK),
+        (("schema", "config.resolve"), NETWORK),
     ],
 )
-def test_what_others_stand_on_loads_nothing_large(module, spares):
-    assert not libraries_after(f"import dase_grpc.{module}") & spares
+def test_what_others_stand_on_loads_nothing_large(names, spares):
+    assert not libraries_after("\n".join(f"import dase_grpc.{name}" for name in names)) & spares
 
 
 def test_the_replay_node_serves_without_anything_that_learns_or_simulates():
@@ -191,7 +188,9 @@ def test_a_cluster_is_observed_without_anything_that_learns_simulates_or_draws()
 
 @pytest.mark.slow
 def test_comparing_runs_loads_nothing_that_learns_and_no_network(tmp_path):
-    loaded = libraries_after(command("compare", str(PROJECT / "docs/results"), "--out", str(tmp_path)))
+    for seed in range(3):
+        write_run(tmp_path, f"run-{seed}", flat(seed), seed=seed)
+    loaded = libraries_after(command("compare", str(tmp_path), "--out", str(tmp_path / "out")))
     assert {"scipy", "matplotlib"} <= loaded
     assert not loaded & (NETWORK | {"torch", "gymnasium", "mujoco", "safetensors"})
 

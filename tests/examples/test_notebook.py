@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import nbclient
-import nbformat
 import psutil
 import pytest
 from patience import PATIENCE_S
@@ -14,10 +12,14 @@ SHORT = "STEPS, START_STEPS = 400, 100"
 
 @pytest.fixture
 def notebook():
+    import nbformat  # here and below: it takes every worker of the tests half a second to import
+
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
 def test_it_is_kept_without_outputs(notebook):
+    import nbformat
+
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
@@ -25,6 +27,8 @@ def test_it_is_kept_without_outputs(notebook):
 
 @pytest.mark.slow
 def test_it_trains_draws_acts_films_and_exports_and_leaves_no_process(notebook, tmp_path):
+    import nbclient
+
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     parameters.source = SHORT
     before = psutil.Process().children(recursive=True)

@@ -138,6 +138,7 @@ async def test_a_server_in_which_a_library_has_started_a_thread_forks_nothing(
     assert not (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 async def test_forks_draw_numbers_of_their_own(forks, start, tmp_path, monkeypatch):
     (tmp_path / "drawn.py").write_text(
         "import random, numpy\nprint('drawn', numpy.random.random(), random.random(), flush=True)\n"
@@ -152,6 +153,7 @@ async def test_forks_draw_numbers_of_their_own(forks, start, tmp_path, monkeypat
     assert not set(drawn[0][0].split()[1:]) & set(drawn[1][0].split()[1:])
 
 
+@pytest.mark.slow
 async def test_a_server_ends_with_its_block_and_with_its_launcher(forks, start):
     with fork_server(threads=1, imported=()) as server:
         assert server is not None

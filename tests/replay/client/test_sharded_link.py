@@ -64,7 +64,7 @@ async def test_batches_of_a_learner_are_uniform_over_the_rows_of_all_shards(size
         link = link_over(shards, batch_size=64)
         async with running(link, shards):
             await all_serve(link)
-            batches = await take(link, 250)
+            batches = await take(link, 120)
     serials = [serial for batch in batches for serial in serials_of(batch)]
     counts = np.bincount(serials, minlength=sum(sizes) + 1)[1:]
     assert {batch.shape for batch in batches} == {(64, SCHEMA.width)}
