@@ -24,7 +24,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
     """The language, the file's name if it has one, and the text of each block of code, made short."""
     page_text = page.read_text(encoding="utf-8").replace("seeds = 3", "seeds = 1")
     for language, name, text in BLOCK.findall(page_text):
-        yield language, name, STEPS.sub(lambda found: f"{found[1]}{int(found[2]) // 20}", text)
+        yield language, name, STEPS.sub(lambda found: f"{found[1]}{int(found[2]) // 40}", text)
 
 
 @pytest.fixture
