@@ -16,7 +16,7 @@ TINY = {
     "in_place_stress": "--minutes=0.02",
     "page": "--results=none --docs=.",
     "recovery": "--csv=out.csv --kills=1 --freezes=0 --partitions=0",
-    "replay": "--seconds=0.3 --rounds=2 --fill=500",
+    "replay": "--seconds=0.1 --rounds=2 --fill=500",
     "restart": "--sizes 1000",
     "run_time": "--quick --env=InvertedPendulum-v5 --warmup=20",
     "scale": "--quick",
