@@ -8,6 +8,7 @@ replaced, and so are scores, rule, policies and curves. Pictures go into images,
 
 The rule is asked at the first of the steps. A row is above if its final score and its area lie above those of
 every rival, each with an interval of the difference above 0; below if any of these intervals lies below 0.
+There is a verdict from --seeds seeds on: of two that agree even chance makes an interval beside 0.
 """
 
 import argparse
@@ -52,6 +53,7 @@ class Study:
     kept: Mapping[str, list[Group]]
     at: Sequence[int]
     rivals: Sequence[str]
+    seeds: int
 
     @property
     def runs(self) -> list[SourceRun]:
@@ -72,7 +74,7 @@ def sections(study: Study, pictures: Sequence[Path]) -> dict[str, str]:
     return {
         "runs": provenance(study.runs),
         "scores": "\n\n".join(scores),
-        "rule": rule_table(rows, rivals, study.at[0]),
+        "rule": rule_table(rows, rivals, study.at[0], seeds=study.seeds),
         "policies": "\n\n".join([gain_table(rows), *policies]),
         "curves": "\n\n".join(f"![Learning curves](../{each.parent.name}/{each.name})" for each in pictures),
     }
@@ -93,22 +95,29 @@ def provenance(runs: Sequence[SourceRun]) -> str:
 # -- the rule -----------------------------------------------------------------------------------------
 
 
-def rule_table(rows: Mapping[str, Sequence[Row]], rivals: Mapping[str, Sequence[Row]], step: int) -> str:
+def rule_table(
+    rows: Mapping[str, Sequence[Row]], rivals: Mapping[str, Sequence[Row]], step: int, *, seeds: int
+) -> str:
     """The verdict on every row at a step that is no rival, in each environment, and their number of seeds."""
     found: dict[str, dict[str, str]] = {}
     for environment, all_rows in rows.items():
         for row in all_rows:
             if row.step == step and row.label not in {each.label for each in rivals[environment]}:
-                verdict = f"{asked(row, rivals[environment])} ({len(row.final)})"
+                verdict = f"{asked(row, rivals[environment], seeds=seeds)} ({len(row.final)})"
                 found.setdefault(row.label, {})[environment] = verdict
     body = [[label, *(verdicts.get(env, "") for env in rows)] for label, verdicts in found.items()]
     return markdown([f"at {step:,} steps", *rows], body)
 
 
-def asked(row: Row, rivals: Sequence[Row]) -> str:
-    """Whether a row is above all rivals in both scores, below any in one, or neither has been shown."""
+def asked(row: Row, rivals: Sequence[Row], *, seeds: int) -> str:
+    """Whether a row is above all rivals in both scores, below any in one, or neither has been shown.
+
+    Nothing has been where it shares fewer than so many seeds with any of them.
+    """
     pairs = [differences(ours, theirs) for rival in rivals for ours, theirs in _scores(row, rival)]
-    intervals = [estimate(each).interval if each else None for each in pairs]
+    if min(map(len, pairs)) < seeds:
+        return OPEN
+    intervals = [estimate(each).interval for each in pairs]
     if any(each is not None and each.high < 0 for each in intervals):
         return BELOW
     return ABOVE if all(each is not None and each.low > 0 for each in intervals) else OPEN
@@ -155,11 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("kept", type=Path, metavar="FOLDER")
     parser.add_argument("--at", type=int, nargs="+", required=True, metavar="STEP")
     parser.add_argument("--rival", action="append", required=True, metavar="LABEL")
+    parser.add_argument("--seeds", type=int, default=5, help="how many a verdict takes")
     options = parser.parse_args(arguments)
     kept: Path = options.kept
     page = kept.with_suffix(".md")
     try:
-        study = Study(environments(kept), options.at, options.rival)
+        study = Study(environments(kept), options.at, options.rival, options.seeds)
         pictures = draw(study, kept.parents[1] / "images", kept.name)
         text = page.read_text(encoding="utf-8")
         for name, content in sections(study, pictures).items():

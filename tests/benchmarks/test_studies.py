@@ -131,7 +131,7 @@ def test_a_page_is_filled_from_what_is_kept(studies, script, runs, tmp_path, cap
     parts = ("runs", "scores", "rule", "policies", "curves")
     page = kept.with_suffix(".md")
     page.write_text("".join(f"{part}:\n<!-- {part} -->\n<!-- end of {part} -->\n" for part in parts))
-    assert study_page.main([str(kept), "--at", "60", "--rival", "single"]) == 0
+    assert study_page.main([str(kept), "--at", "60", "--rival", "single", "--seeds", "2"]) == 0
     text = page.read_text()
     assert "4 runs; seeds 0, 1; 360 environment steps" in text
     assert "| at 60 steps | Pendulum-v1 |" in text
@@ -153,5 +153,6 @@ def test_the_rule_asks_both_scores_against_every_rival(studies, script):
     rivals = [row("single", final=10, area=10), row("isolated", final=0, area=20)]
     asked = {(11, 21): "above", (11, 20): "–", (9, 30): "below", (30, 19): "below", (10, 21): "–"}
     for (final, area), verdict in asked.items():
-        assert study_page.asked(row("shared", final=final, area=area), rivals) == verdict
-    assert study_page.asked(studies.Row("one", 60, {0: 99.0}, {0: 99.0}, {}), rivals) == "–"
+        shared = row("shared", final=final, area=area)
+        assert study_page.asked(shared, rivals, seeds=5) == verdict
+        assert study_page.asked(shared, rivals, seeds=6) == "–"
