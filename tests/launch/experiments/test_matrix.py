@@ -262,7 +262,7 @@ def test_names_that_would_clash_are_told_apart_by_their_configuration():
     assert clashing == names_of(matrix={"replay.capacity": ["10 MB", "10  MB"], "seed": [0]})
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=4, unique=True))
 def test_whatever_varies_names_are_folders_and_each_its_own(values):
     axis = [{"key": value} for value in values]
