@@ -121,7 +121,7 @@ async def test_a_port_in_use_is_refused_without_a_line_from_grpc(capfd):
 
 
 async def test_a_port_that_was_taken_meanwhile_is_refused_too(monkeypatch):
-    monkeypatch.setattr(service_server, "_try_binding", lambda address: None)
+    monkeypatch.setattr(service_server, "require_bindable", lambda address: None)
     async with serving() as service:
         with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
             bind(make_server(), service.address)
