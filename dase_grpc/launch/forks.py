@@ -188,7 +188,7 @@ def fork_server(
 
     Its forks compute on so many `threads`.
     """
-    if not wanted or sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    if not wanted or not _knows_pidfds():
         yield None
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,6 +208,17 @@ def fork_server(
             yield server
         finally:
             server.close()
+
+
+def _knows_pidfds() -> bool:
+    """Whether forks can be waited for; an old kernel, and some containers, refuse what Python knows of."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

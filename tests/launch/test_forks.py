@@ -1,5 +1,6 @@
 """Nodes that are forked from a process that has imported what they need, as if each were started alone."""
 
+import errno
 import itertools
 import os
 import signal
@@ -169,6 +170,14 @@ async def test_a_server_ends_with_its_block_and_with_its_launcher(forks, start):
 def test_there_is_no_server_where_it_is_not_wanted_or_the_system_has_no_such_processes(monkeypatch):
     with fork_server(threads=1, wanted=False) as unwanted:
         assert unwanted is None
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with fork_server(threads=1) as elsewhere:
-        assert elsewhere is None
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        with fork_server(threads=1) as elsewhere:
+            assert elsewhere is None
+
+    def unknown(pid):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)  # as on a kernel before 5.3
+    with fork_server(threads=1) as on_an_old_kernel:
+        assert on_an_old_kernel is None
