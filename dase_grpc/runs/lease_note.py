@@ -24,8 +24,8 @@ class LeaseNote(FileLock):
     def keep(cls, path: Path, node_id: str) -> Self:
         """Locks the note and writes it; never waits. The caller holds the lock on the agent's folder.
 
-        Where the kernel has no boot id, the file system has no locks, or another process looks at the note
-        in this very moment, none is kept: whoever comes next waits for the lease to end.
+        Where the kernel has no boot id, the file system has no locks or no modes, or another process looks at
+        the note in this very moment, none is kept: whoever comes next waits for the lease to end.
 
         Raises:
             RunDirectoryError: it cannot be written.
@@ -33,10 +33,10 @@ class LeaseNote(FileLock):
         with written(path):
             note = cls(_opened(path))
             try:
-                if not (boot_id() and note.taken()):
-                    note.close()
-                else:
+                if boot_id() and note.taken() and note.is_private():
                     note.write(node_id)
+                else:
+                    note.close()
             except BaseException:
                 note.close()
                 raise
@@ -49,10 +49,15 @@ class LeaseNote(FileLock):
         except OSError:
             return False
 
+    def is_private(self) -> bool:
+        """Whether nobody else may read the note from now on; not on a file system without modes, as FAT."""
+        with suppress(PermissionError):
+            os.fchmod(self.descriptor, 0o600)
+        return not os.fstat(self.descriptor).st_mode & 0o077
+
     def write(self, node_id: str) -> None:
         """Writes the note in place, for the lock is on this very file."""
         text = json_text({"node_id": node_id, **self._here()})
-        os.fchmod(self.descriptor, 0o600)
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, text.encode(), 0)
 

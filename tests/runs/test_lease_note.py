@@ -114,6 +114,18 @@ def test_where_the_kernel_does_not_tell_its_boot_no_note_is_kept(path, monkeypat
     assert path.read_text() == ""
 
 
+def test_on_a_file_system_without_modes_no_note_is_kept_and_the_learner_goes_on(path, monkeypatch):
+    def without_modes(descriptor, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    path.write_text("")
+    path.chmod(0o755)
+    monkeypatch.setattr(os, "fchmod", without_modes)
+    LeaseNote.keep(path, "secret").close()
+    assert path.read_text() == ""
+    assert ended_node_id(path) == ""
+
+
 def test_on_a_file_system_without_locks_nothing_is_kept_and_nothing_proven(ended, path, monkeypatch):
     def without_locks(self):
         raise OSError("no locks available")
