@@ -7,6 +7,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -168,16 +169,17 @@ class LeaseFile:
         """The file of a directory, which is made if it is missing; node ids in it are secrets."""
         path = directory.path / LEASES
         try:
-            if path.exists():
-                return cls(MappedFile.open(path, FILE_BYTES))
-            made = MappedFile.create(path, FILE_BYTES)
-            path.chmod(0o600)
+            if not path.exists():
+                return cls(MappedFile.create(path, FILE_BYTES, mode=0o600))
+            file = MappedFile.open(path, FILE_BYTES)
         except OSError as error:
             raise DataDirectoryError(
                 f"{directory.path} cannot take the {FILE_BYTES >> 20} MiB of leases "
                 f"({error.strerror}); free space there, or choose another"
             ) from None
-        return cls(made)
+        with suppress(PermissionError):  # of another user's, or on a file system without modes
+            path.chmod(0o600)  # as older versions did not
+        return cls(file)
 
     def read(self, *, now: float, ttl_s: float) -> list[Lease]:
         """The latest lease of each agent id, those that were not given back as if renewed at `now`."""

@@ -50,7 +50,7 @@ class MappedFile:
         return file
 
     @classmethod
-    def create(cls, path: Path, size: int) -> Self:
+    def create(cls, path: Path, size: int, *, mode: int = 0o666) -> Self:
         """A new file of zeros in place of any that has this name, all its space reserved.
 
         Without that, a write to a full disk would be a signal that ends the process. An OSError, where the
@@ -58,7 +58,7 @@ class MappedFile:
         """
         staged = path.with_name(path.name + _NEW)
         staged.unlink(missing_ok=True)
-        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             os.posix_fallocate(descriptor, 0, size)
             file = cls(path, descriptor, size)

@@ -56,6 +56,10 @@ def test_in_memory_there_is_an_incarnation_and_nothing_to_find():
 
 
 def test_leases_are_for_their_owner_alone_for_node_ids_are_secrets(runs):
+    run = runs.start()
+    assert (runs.path / "leases").stat().st_mode & 0o077 == 0
+    runs.kill(run)
+    (runs.path / "leases").chmod(0o644)  # as a version had it that knew of no secrets
     runs.start()
     assert (runs.path / "leases").stat().st_mode & 0o077 == 0
 
