@@ -106,10 +106,12 @@ def _require_sense(options: ExperimentOptions) -> None:
 
 def _checked(options: ExperimentOptions) -> _Checked:
     """Reads the file and tries everything out that does not depend on the folder."""
-    console = PatientConsole(stderr=options.place == "kubernetes")  # stdout is for the manifest
+    prints = options.place == "kubernetes"
+    console = PatientConsole(stderr=prints)  # stdout is for the manifest
     experiment = read_experiment(options.file)
     require_utf8(options.root)
-    with contextlib.chdir("."):  # an environment may change the folder
+    # an environment may change the folder, and print
+    with contextlib.chdir("."), contextlib.redirect_stdout(sys.stderr if prints else sys.stdout):
         matrix = cells_of(experiment)
         cells = matrix.cells if options.cell is None else [_named(options.cell, matrix.cells)]
         schemas = check_cells(cells, gpus=None if options.gpu is None else Gpus.parse(options.gpu))

@@ -20,7 +20,14 @@ def told(
     """
     try:
         done = subprocess.run(
-            command, input=given, env=variables, capture_output=True, text=True, timeout=ANSWER_S, check=False
+            command,
+            input=given,
+            env=variables,
+            capture_output=True,
+            encoding="utf-8",  # as the YAML for kubectl has to be
+            errors="replace",
+            timeout=ANSWER_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SchedulerError(f"{asked} does not answer: {error}") from None

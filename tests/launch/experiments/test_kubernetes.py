@@ -1,17 +1,20 @@
 """The Indexed Job of an experiment: valid, without rights, each index a cell; and a fake kubectl."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tomli_w
 import yaml
+from children import importing
 from contracts.sentences import assert_one_sentence
 from launch.experiment_cases import small_cells
 from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, SchedulerError
+from dase_grpc.launch import checks
 from dase_grpc.launch.experiments import experiment
 from dase_grpc.launch.experiments.experiment import ExperimentOptions, experiment_here
 from dase_grpc.launch.experiments.kubernetes import LARGEST_BYTES, CellsJob, apply, yaml_text
@@ -223,6 +226,15 @@ def test_kubectl_is_given_the_manifests(kubectl):
     ]
 
 
+def test_a_scheduler_is_spoken_to_in_utf_8_whatever_the_locale():
+    code = """
+from dase_grpc.launch.experiments.schedulers import told
+assert told(["cat"], asked="cat", given=chr(955)) == chr(955)
+"""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env=importing(Path.cwd()) | plain, check=True)
+
+
 def test_while_a_job_of_the_experiment_runs_no_other_is_made(kubectl):
     kubectl.jobs(other="Complete", running=None)
     with pytest.raises(SchedulerError) as refused:
@@ -275,6 +287,20 @@ def test_the_manifest_goes_to_stdout_and_what_is_said_does_not(file, capsys):
     assert job["spec"]["completions"] == 2
     assert said.err.startswith("2 cells: 2 waiting; ")
     assert not Path("runs").exists()
+
+
+def test_what_an_environment_prints_is_no_part_of_the_manifest(file, capsys, monkeypatch):
+    probed = checks.probed
+
+    def loud(config):
+        sys.stdout.write("hello from an environment\n")
+        return probed(config)
+
+    monkeypatch.setattr(checks, "probed", loud)
+    assert run(file) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("apiVersion: v1\n")
+    assert "hello from an environment" in said.err
 
 
 def test_applied_it_says_how_to_follow(file, kubectl, capsys):
