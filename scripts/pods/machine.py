@@ -25,6 +25,9 @@ BACK_OFF_S: Final = 10.0
 
 MOST_BACK_OFF_S: Final = 300.0
 
+GONE: Final = -1
+"""In the place of an exit code that nobody has heard of."""
+
 
 class Runtime(Protocol):
     """What runs containers; see `podman.Podman`."""
@@ -256,8 +259,10 @@ class Machine:
         probed = []
         for life in list(self.lives.values()):
             state = states.get(life.container)
-            if state is None or state.ended:
-                self._ended(life, -1 if state is None else state.exit_code, now)
+            if state is None:
+                self._gone(life, now)
+            elif state.ended:
+                self._ended(life, state.exit_code, now)
             elif life.kill_at is not None:
                 self._end(life, now)
             else:
@@ -323,6 +328,17 @@ class Machine:
             self.given_up.add(pod.name)
         else:
             self._waiting[pod.name] = (pod, now + self._back_off(pod.name))
+
+    def _gone(self, life: Life, now: float) -> None:
+        """Somebody has removed a pod past this machine: it is replaced, and has not failed."""
+        pod = life.pod
+        self._say(f"{pod.name}: is not there any more")
+        self._runtime.remove(pod.name)
+        del self.lives[pod.name]
+        if self._closing or not pod.owner:
+            self.codes[pod.name] = GONE
+        else:
+            self._waiting[pod.name] = (pod, now)
 
     def _start_again(self, life: Life, now: float) -> None:
         if life.again_at is None:

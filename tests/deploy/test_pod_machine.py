@@ -11,7 +11,7 @@ from deploy.charts import Rendered
 from deploy.releases import named, release
 from launch.experiment_cases import small_cells
 from play_pods import UNFINISHED, run
-from pods.machine import BACK_OFF_S, Machine
+from pods.machine import BACK_OFF_S, GONE, Machine
 from pods.podman import Podman, PodmanError, State
 from pods.translation import NotPlayable, Release
 
@@ -61,6 +61,8 @@ class FakePodman:
             self.codes[container] = 75 if "learner" in container else 0
 
     def logs(self, container: str) -> str:
+        if container not in self.codes:
+            raise PodmanError(f"no container {container}")
         return f"{container} wrote\n"
 
     def remove(self, pod: str) -> None:
@@ -266,6 +268,19 @@ def test_when_the_release_is_closed_all_leave_and_nobody_comes_back(machine, pod
     after(machine, podman, 20)
     assert machine.lives == {}
     assert machine.codes[REPLAY] == 0
+
+
+def test_a_pod_that_somebody_removes_is_replaced_and_the_others_still_end_in_order(machine, podman):
+    removed = learner(machine)
+    podman.remove(removed)
+    machine.step()
+    assert removed in machine.lives
+    podman.remove(REPLAY)
+    machine.close()
+    after(machine, podman, 20)
+    assert machine.lives == {}
+    assert machine.codes[REPLAY] == GONE
+    assert machine.codes[removed] == 75
 
 
 @pytest.mark.parametrize(
