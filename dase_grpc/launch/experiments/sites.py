@@ -51,7 +51,8 @@ OURS: Final = frozenset(
 
 
 def _is_a_size(text: str) -> str:
-    size_bytes(text)
+    if not size_bytes(text):
+        raise ValueError(f"{text!r} is no memory at all")  # to Slurm 0 is all that a node has
     return text
 
 

@@ -48,6 +48,7 @@ REFUSED = {
     "no time": ({"slurm": {"time_minutes": 0}}, "[slurm]: time_minutes = 0 must be greater than 0"),
     "too little time": ({"slurm": {"time_minutes": 3}}, "time_minutes = 3 leaves no time to train"),
     "no size": ({"slurm": {"memory": "much"}}, "[slurm]: memory: 'much' is not a size such as \"512MiB\""),
+    "no memory": ({"slurm": {"memory": "0GiB"}}, "[slurm]: memory: '0GiB' is no memory at all"),
     "a flag with dashes": ({"slurm": {"sbatch": {"--account": "a"}}}, "'--account' is no flag of sbatch"),
     "a flag of ours": ({"slurm": {"sbatch": {"array": "0-9"}}}, "array is not yours to set here"),
     "a flag that is a list": ({"slurm": {"sbatch": {"qos": ["a"]}}}, "qos = ['a'] is neither true nor"),
