@@ -60,9 +60,12 @@ def issue(
 def revoke(
     directory: Directory,
     *,
-    role: Annotated[str | None, option("--role", "Withdraw all certificates of a node of this role.")] = None,
+    role: Annotated[
+        str | None, option("--role", "Withdraw all certificates of this role and, with --agent, its agent.")
+    ] = None,
     agent: Annotated[
-        int | None, option("--agent", "The agent of that node, as it was issued.", min=0)
+        int | None,
+        option("--agent", "The agent that they were issued for; else those that were issued for any.", min=0),
     ] = None,
     certificate: Annotated[
         list[Path] | None,

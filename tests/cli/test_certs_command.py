@@ -110,6 +110,16 @@ def test_revoke_withdraws_what_was_issued_to_an_identity_and_show_says_so(dase, 
     assert "withdrawn nothing" in dase("certs", "revoke", tmp_path, "--role", "learner", "--agent", 3)[1]
 
 
+def test_who_names_no_agent_is_told_which_agents_there_are(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    for agent in (3, 4):
+        dase("certs", "issue", tmp_path, "--role", "learner", "--agent", agent)
+    dase("certs", "issue", tmp_path, "--role", "replay")
+    code, _, err = dase("certs", "revoke", tmp_path, "--role", "learner")
+    assert code == 2
+    assert "has no certificate of learner to withdraw (but of learner/3, learner/4); name its file" in err
+
+
 def test_a_certificate_from_before_there_was_a_record_is_withdrawn_by_its_folder(dase, tmp_path):
     dase("certs", "init", tmp_path)
     dase("certs", "issue", tmp_path, "--role", "learner")

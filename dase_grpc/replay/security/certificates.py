@@ -1,7 +1,7 @@
 """A development certificate authority, and the certificates that it issues to nodes."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -288,21 +288,29 @@ def _issued_to(directory: Path, identity: Identity, authority: x509.Certificate,
     """The serial numbers of an identity's certificates; of those from before there was a record, the last."""
     latest = directory / str(identity).replace("/", "-") / "tls.crt"
     found = {_own_serial(latest, authority)} if latest.exists() else set()
-    record = directory / ISSUED
+    valid = list(_still_valid(directory / ISSUED, now))
+    found |= {serial for serial, holder in valid if holder == str(identity)}
+    if not found:
+        others = sorted({holder for _, holder in valid if holder.partition("/")[0] == identity.role})
+        known = f" (but of {', '.join(others)})" if others else ""
+        raise CredentialsError(
+            f"{directory} has no certificate of {identity} to withdraw{known}; name its file with "
+            f"--certificate"
+        )
+    return found
+
+
+def _still_valid(record: Path, now: datetime) -> Iterator[tuple[int, str]]:
+    """Serial number and identity of each certificate in the record that has not expired."""
     try:
         for line in record.read_text(encoding="ascii").splitlines() if record.exists() else ():
             serial, holder, end = line.split()
-            if holder == str(identity) and datetime.fromisoformat(end) > now:
-                found.add(int(serial, 16))
+            if datetime.fromisoformat(end) > now:
+                yield int(serial, 16), holder
     except (OSError, ValueError) as error:
         raise CredentialsError(
             f"{record} is damaged; name the certificates themselves with --certificate"
         ) from error
-    if not found:
-        raise CredentialsError(
-            f"{directory} has no certificate of {identity} to withdraw; name its file with --certificate"
-        )
-    return found
 
 
 def _own_serial(file: Path, authority: x509.Certificate) -> int:
