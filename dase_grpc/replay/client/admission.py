@@ -166,7 +166,10 @@ async def _until_free(cluster: ClusterClient, wanted: Wanted, agent_id: int, tak
         held = next((each for each in status.agents if each.agent_id == agent_id), None)
         if held is None or held.lease != "live":
             return
-        if held.seconds_since_heartbeat < time.monotonic() - refused_at:
+        silent_s = held.seconds_since_heartbeat
+        # leases that a replay has read at its start count from before that
+        since_start = not status.HasField("uptime_seconds") or silent_s <= status.uptime_seconds
+        if since_start and silent_s < time.monotonic() - refused_at:
             raise taken
         if not said:
             log.info("agent %d's holder is silent: waiting for its lease to end", agent_id)

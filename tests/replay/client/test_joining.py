@@ -90,6 +90,25 @@ async def test_a_node_that_has_ended_is_named_each_time_and_another_holder_is_wa
     assert clock.now > 0
 
 
+def held(seconds_since_heartbeat, uptime_seconds=None):
+    agent = cluster_pb2.AgentStatus(agent_id=0, lease="live", seconds_since_heartbeat=seconds_since_heartbeat)
+    return cluster_pb2.StatusResponse(agents=[agent], uptime_seconds=uptime_seconds)
+
+
+@pytest.mark.parametrize("uptime_s", [None, 1_000.0, 0.5])
+async def test_a_holder_that_beats_is_not_waited_for(uptime_s):
+    replay = Scripted(TAKEN, statuses=[held(9.0, 1_000.0), held(0.1, uptime_s)])
+    with pytest.raises(AgentTakenError):
+        await replay.joined()
+
+
+async def test_a_silent_holder_whose_lease_begins_anew_with_its_replay_has_not_beaten():
+    replay = Scripted(
+        TAKEN, MEMBER, statuses=[held(9.0, 1_000.0), held(0.6, 0.5), cluster_pb2.StatusResponse()]
+    )
+    assert await replay.joined() == MEMBER
+
+
 @pytest.mark.parametrize("error", [OVERLOADED, DRAINING])
 async def test_one_that_answers_is_given_up_when_it_has_not_served_for_as_long_as_it_may_be_away(
     clock, error, caplog
