@@ -291,12 +291,9 @@ def _issued_to(directory: Path, identity: Identity, authority: x509.Certificate,
     valid = list(_still_valid(directory / ISSUED, now))
     found |= {serial for serial, holder in valid if holder == str(identity)}
     if not found:
-        others = sorted({holder for _, holder in valid if holder.partition("/")[0] == identity.role})
-        known = f" (but of {', '.join(others)})" if others else ""
-        raise CredentialsError(
-            f"{directory} has no certificate of {identity} to withdraw{known}; name its file with "
-            f"--certificate"
-        )
+        others = sorted({holder for _, holder in valid if holder.startswith(f"{identity.role}/")})
+        what = f"{identity} to withdraw" + (f" (but of {', '.join(others)})" if others else "")
+        raise CredentialsError(f"{directory} has no certificate of {what}; name its file with --certificate")
     return found
 
 
