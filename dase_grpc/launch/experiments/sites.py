@@ -34,6 +34,7 @@ OURS: Final = frozenset(
         "gpus-per-node",
         "job-name",
         "mem",
+        "no-requeue",
         "nodes",
         "ntasks",
         "ntasks-per-node",

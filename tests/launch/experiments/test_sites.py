@@ -51,6 +51,7 @@ REFUSED = {
     "no memory": ({"slurm": {"memory": "0GiB"}}, "[slurm]: memory: '0GiB' is no memory at all"),
     "a flag with dashes": ({"slurm": {"sbatch": {"--account": "a"}}}, "'--account' is no flag of sbatch"),
     "a flag of ours": ({"slurm": {"sbatch": {"array": "0-9"}}}, "array is not yours to set here"),
+    "a flag that ends cells": ({"slurm": {"sbatch": {"no-requeue": True}}}, "no-requeue is not yours to set"),
     "a flag that is a list": ({"slurm": {"sbatch": {"qos": ["a"]}}}, "qos = ['a'] is neither true nor"),
     "several GPUs in one process": ({"slurm": {"gpus": 2}}, "[slurm]: gpus = 2, and a cell in lockstep"),
     "no claim's name": ({"kubernetes": {**POD, "claim": "C_D"}}, "claim: 'C_D' is no name of Kubernetes"),
