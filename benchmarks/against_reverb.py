@@ -40,6 +40,7 @@ from measuring import (
     values,
     write_figures,
 )
+from readers_in_place import Readers
 
 from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.replay.buffer.priorities import Prioritisation
@@ -91,7 +92,7 @@ def measure(
         for who, filled in filling.items():
             yield from memory_of(filled, who, task, fill)
         tcp = started.enter_context(Tcp(m, n, fill))
-        one, two = (started.enter_context(ours.read_in_place_by(readers)) for readers in (1, 2))
+        one, two = (started.enter_context(Readers(ours, ids)) for ids in ((1,), (2, 3)))
         sampling = [Entry(OURS, ours.sample), Entry(TCP, tcp.sample)]
         sampling += [Entry(IN_PLACE, one.sample), Entry(IN_PLACE_TWO, two.sample)]
         inserting = [Entry(OURS_NAMED, ours.insert_named), Entry(OURS, ours.insert_packed)]

@@ -12,8 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,12 +22,10 @@ from measuring import Round, cpu_s
 from replay import random_rows, replay_process
 
 from dase_grpc.errors import DaseError
-from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
-from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.packed import ROWS_BYTES
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -74,12 +70,8 @@ class Ours:
         self._runner = runner
         self._inserts = 0
 
-    def read_in_place_by(self, readers: int) -> "Readers":
-        """Further clients of the same replay, on its machine."""
-        return Readers(self._address, self.server_pid, self.schema, readers)
-
     def __enter__(self) -> Self:
-        self._address, server = self._process.__enter__()
+        self.address, server = self._process.__enter__()
         self.server_pid = server.pid
         self._runner.run(self._connect())
         return self
@@ -109,11 +101,11 @@ class Ours:
         return self._timed(self._sample_by(sampling, time.perf_counter() + seconds))
 
     async def _connect(self) -> None:
-        self._channel = open_channel(self._address)
-        member = await ClusterClient(self._channel, str(self._address)).join(
+        self._channel = open_channel(self.address)
+        member = await ClusterClient(self._channel, str(self.address)).join(
             node_name="benchmark", schema=self.schema, agent_id=None
         )
-        self._target = StreamTarget(self._channel, str(self._address), member, self.schema)
+        self._target = StreamTarget(self._channel, str(self.address), member, self.schema)
         self._samplers: dict[Sampling, Sampler] = {}
 
     async def _disconnect(self) -> None:
@@ -197,71 +189,6 @@ class Ours:
 
     def _timed(self, work: Coroutine[Any, Any, int]) -> Round:
         return timed(lambda: self._runner.run(work), os.getpid(), self.server_pid)
-
-
-class Readers:
-    """Clients of a replay on its own machine that read in place, each a process of its own."""
-
-    def __init__(self, address: Address, server_pid: int, schema: TransitionSchema, count: int) -> None:
-        self.server_pid = server_pid
-        self._given = address, schema
-        self._count = count
-
-    def __enter__(self) -> Self:
-        context = get_context("spawn")
-        self._pools = [
-            ProcessPoolExecutor(1, context, initializer=_begin_reading, initargs=self._given)
-            for _ in range(self._count)
-        ]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for pool in self._pools:
-            pool.shutdown()
-
-    def sample(self, seconds: float) -> Round:
-        """Takes batches, all at once; the processor seconds of the clients are those of all."""
-        for each in [pool.submit(_read_for, 0.0) for pool in self._pools]:
-            each.result()  # they have begun, and so have their streams
-        before = cpu_s(self.server_pid)
-        rounds = [each.result() for each in [pool.submit(_read_for, seconds) for pool in self._pools]]
-        return Round(
-            sum(each.events for each in rounds),
-            max(each.seconds for each in rounds),
-            sum(each.client_s for each in rounds),
-            cpu_s(self.server_pid) - before,
-        )
-
-
-_reading: tuple[asyncio.Runner, Sampler] | None = None
-"""In a process of Readers: its event loop, and its stream."""
-
-
-def _begin_reading(address: Address, schema: TransitionSchema) -> None:
-    global _reading  # noqa: PLW0603 - what a pool's process begins with has no other place
-    keep_freed_memory()
-    runner = asyncio.Runner()
-    _reading = runner, runner.run(_in_place(address, schema))
-
-
-async def _in_place(address: Address, schema: TransitionSchema) -> Sampler:
-    channel = open_channel(address)
-    member = await ClusterClient(channel, str(address)).join(node_name="reader", schema=schema, agent_id=None)
-    target = StreamTarget(channel, str(address), member, schema)
-    sampler = Sampler(target, batch_size=BATCH, batches_per_frame=TOGETHER, in_place=True)
-    await sampler.open(credits=AHEAD)
-    await taken_from(sampler, 0.0)
-    await taken_from(sampler, 0.0)
-    if sampler.ring is None:
-        raise DaseError("the replay's ring cannot be read in place here")
-    return sampler
-
-
-def _read_for(seconds: float) -> Round:
-    assert _reading is not None
-    runner, sampler = _reading
-    until = time.perf_counter() + seconds
-    return timed(lambda: runner.run(taken_from(sampler, until)), os.getpid(), os.getpid())
 
 
 async def taken_from(sampler: Sampler, until: float) -> int:

@@ -23,6 +23,7 @@ PAGES: Final[Mapping[str, Sequence[str]]] = {
         "against_reverb",
         "growth",
         "run_time",
+        "run_time_many",
         "startup",
         "update_floor",
         "stack",
@@ -32,6 +33,9 @@ PAGES: Final[Mapping[str, Sequence[str]]] = {
     "scale.md": ("scale",),
 }
 """The sections of each page."""
+
+SCRIPTS: Final[Mapping[str, str]] = {"run_time_many": "run_time"}
+"""The benchmarks of sections that have another name."""
 
 
 class PageError(DaseError):
@@ -58,7 +62,7 @@ def shown(name: str, results: Path) -> str:
     Raises:
         PageError: it cannot read them.
     """
-    script = Path(__file__).with_name(f"{name}.py")
+    script = Path(__file__).with_name(f"{SCRIPTS.get(name, name)}.py")
     done = subprocess.run(
         [sys.executable, str(script), "--show", str(results)], capture_output=True, text=True, check=False
     )
