@@ -88,7 +88,8 @@ def provenance(runs: Sequence[SourceRun]) -> str:
     commits = sorted({run.versions.get("git", "unknown")[:10] for run in runs})
     return (
         f"{len(runs)} runs; seeds {', '.join(map(str, seeds))}; {steps:,} environment steps; "
-        f"{sum(seconds) / 3600:.1f} hours of a core; commit {', '.join(commits)}."
+        f"{sum(seconds) / 3600:.1f} hours of run time, pauses and waits for a core included; "
+        f"commit {', '.join(commits)}."
     )
 
 
