@@ -173,8 +173,7 @@ class ForkServer:
 def _cpu_s(pid: int) -> float:
     """The processor time that a process has had so far; 0 where that is not told."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
-        user, system = fields.split()[11:13]
+        user, system = ends.stat_fields(Path(f"/proc/{pid}/stat"))[11:13]
     except (OSError, ValueError):
         return 0.0
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -298,7 +297,7 @@ def _be_called(command: Sequence[str]) -> None:
 
     One that is too long is cut off; where the kernel does not say where that place is, nothing is done.
     """
-    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    fields = ends.stat_fields(Path("/proc/self/stat"))
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
     if begin and (room := end - begin) > 0:
         text = b"\0".join(map(os.fsencode, command))[: room - 1]

@@ -104,12 +104,17 @@ def _descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
-            parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
+            parent = stat_fields(stat)[1]
             children.setdefault(int(parent), []).append(int(stat.parent.name))
     found = [pid]
     for each in found:
         found += children.get(each, [])
     return found[1:]
+
+
+def stat_fields(stat: Path) -> list[str]:
+    """What /proc/PID/stat says, from the state on, proc(5)'s field 3; OSError without the process."""
+    return stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
 def keep_freed_memory() -> None:
