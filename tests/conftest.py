@@ -10,13 +10,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from dase_grpc.__main__ import GARBAGE_AFTER
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run side by side, one on each core
 # Before grpc, which some tests import ahead of dase_grpc, whose __init__.py says why.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-gc.set_threshold(20_000)  # as a process of `dase` does, whose modules these import, too
+gc.set_threshold(GARBAGE_AFTER)  # as a process of `dase` does, whose modules these import, too
 hypothesis.settings.register_profile("dase", deadline=None)  # how long an example takes is the machine's
 hypothesis.settings.load_profile("dase")
 
