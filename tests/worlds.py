@@ -434,22 +434,3 @@ for version in (0, 2, 10):
 gymnasium.register("NeedyWorld-v1", entry_point="no_such_package:World")
 gymnasium.register("NeedyWorld-v2", entry_point="worlds:PointGoal")
 gymnasium.register("RegisteredWorld-v0", entry_point="worlds:PointGoal", max_episode_steps=5)
-
-
-class ConstantPolicy:
-    """Always the same action; keeps copies of what it was asked."""
-
-    def __init__(self, *action: float) -> None:
-        self._action = np.float32(action)
-        self.asked: list[Array] = []
-
-    def act(self, observation: Array) -> Array:
-        self.asked.append(observation.copy())
-        return np.tile(self._action, (len(observation), 1))
-
-
-class GoalPolicy:
-    """The best policy in PointGoal."""
-
-    def act(self, observation: Array) -> Array:
-        return np.clip(4 * observation, -1, 1)

@@ -6,6 +6,7 @@ from functools import partial
 
 import breaches
 import numpy as np
+import policies
 import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
@@ -26,7 +27,7 @@ from dase_grpc.learning.envs.restarts import (
 )
 from dase_grpc.process.watchdog import Watch
 
-POLICY = worlds.ConstantPolicy(0.25)
+POLICY = policies.ConstantPolicy(0.25)
 
 
 class Collapsed(Exception):
