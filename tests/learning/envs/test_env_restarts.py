@@ -6,7 +6,7 @@ from functools import partial
 
 import breaches
 import numpy as np
-import policies
+import plain_policies
 import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
@@ -27,7 +27,7 @@ from dase_grpc.learning.envs.restarts import (
 )
 from dase_grpc.process.watchdog import Watch
 
-POLICY = policies.ConstantPolicy(0.25)
+POLICY = plain_policies.ConstantPolicy(0.25)
 
 
 class Collapsed(Exception):

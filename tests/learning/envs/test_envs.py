@@ -107,7 +107,7 @@ def test_gymnasiums_passive_checker_runs_only_where_it_is_asked_for():
         (":Env", "importing ''"),
         ("no_such_world:Env", "no module 'no_such_world'"),
         ("worlds:returns_nothing", "returned nothing instead of a gymnasium.Env"),
-        ("policies:ConstantPolicy", "returned an object of type ConstantPolicy"),
+        ("plain_policies:ConstantPolicy", "returned an object of type ConstantPolicy"),
         ("worlds:an_instance", "an object of type Endless, so name a class"),
         ("worlds:not_callable", "an object of type int, so name a class"),
         ("worlds:DiscreteObservation", "Discrete(5)"),

@@ -1,7 +1,7 @@
 import math
 
 import numpy as np
-import policies
+import plain_policies
 import pytest
 import worlds
 
@@ -26,14 +26,14 @@ class Maker:
 
 
 def test_returns_and_lengths_are_summed_per_episode():
-    result = Maker(worlds.Clock).evaluator().evaluate(policies.ConstantPolicy(0.0))
+    result = Maker(worlds.Clock).evaluator().evaluate(plain_policies.ConstantPolicy(0.0))
     assert result == Evaluation(
         return_mean=10.0, return_std=0.0, episodes=3, returns=(10.0,) * 3, lengths=(10,) * 3, cut=0
     )
 
 
 def test_the_deviation_is_the_populations():
-    result = Maker(worlds.StaggeredEnds).evaluator(episodes=8).evaluate(policies.ConstantPolicy(0.0))
+    result = Maker(worlds.StaggeredEnds).evaluator(episodes=8).evaluate(plain_policies.ConstantPolicy(0.0))
     assert len(set(result.returns)) > 2
     assert result.return_mean == pytest.approx(sum(result.returns) / 8)
     variance = sum((value - result.return_mean) ** 2 for value in result.returns) / 8
@@ -42,7 +42,7 @@ def test_the_deviation_is_the_populations():
 
 def test_episode_i_is_reset_once_with_the_seed_plus_twice_i():
     maker = Maker(worlds.Clock)
-    maker.evaluator(seed=11).evaluate(policies.ConstantPolicy(0.0))
+    maker.evaluator(seed=11).evaluate(plain_policies.ConstantPolicy(0.0))
     assert [env.seeds for env in maker.made] == [[11], [13], [15]]
 
 
@@ -50,21 +50,21 @@ def test_every_evaluation_uses_fresh_environments_and_closes_them():
     maker = Maker(worlds.Clock)
     evaluator = maker.evaluator()
     assert maker.made == []
-    evaluator.evaluate(policies.ConstantPolicy(0.0))
-    evaluator.evaluate(policies.ConstantPolicy(0.0))
+    evaluator.evaluate(plain_policies.ConstantPolicy(0.0))
+    evaluator.evaluate(plain_policies.ConstantPolicy(0.0))
     assert [env.closed for env in maker.made] == [1] * 6
 
 
 def test_the_same_policy_gives_the_identical_result_and_a_better_one_a_better_return():
     evaluator = Maker(worlds.PointGoal).evaluator(episodes=10)
-    best = evaluator.evaluate(policies.GoalPolicy())
-    assert best == evaluator.evaluate(policies.GoalPolicy())
+    best = evaluator.evaluate(plain_policies.GoalPolicy())
+    assert best == evaluator.evaluate(plain_policies.GoalPolicy())
     assert -3 < best.return_mean < 0
-    assert best.return_mean > evaluator.evaluate(policies.ConstantPolicy(0.0)).return_mean + 5
+    assert best.return_mean > evaluator.evaluate(plain_policies.ConstantPolicy(0.0)).return_mean + 5
 
 
 def test_the_policy_is_asked_once_per_step_for_all_episodes_still_going_on():
-    maker, policy = Maker(worlds.StaggeredEnds), policies.ConstantPolicy(0.0)
+    maker, policy = Maker(worlds.StaggeredEnds), plain_policies.ConstantPolicy(0.0)
     result = maker.evaluator(episodes=8).evaluate(policy)
     expected = [sum(length > step for length in result.lengths) for step in range(max(result.lengths))]
     assert [len(asked) for asked in policy.asked] == expected
@@ -73,7 +73,7 @@ def test_the_policy_is_asked_once_per_step_for_all_episodes_still_going_on():
 
 def test_an_ended_environment_is_not_stepped_again():
     maker = Maker(worlds.StaggeredEnds)
-    result = maker.evaluator(episodes=8).evaluate(policies.ConstantPolicy(0.0))
+    result = maker.evaluator(episodes=8).evaluate(plain_policies.ConstantPolicy(0.0))
     assert tuple(len(env.actions) for env in maker.made) == result.lengths
 
 
@@ -90,12 +90,12 @@ def test_each_environment_gets_its_own_action_without_noise_in_its_own_units():
 @pytest.mark.parametrize(("upper", "action"), [(False, -1.0), (True, 1.0)])
 def test_the_ends_of_the_action_box_are_reached_exactly(upper, action):
     evaluator = Maker(worlds.EndpointAction, upper=upper).evaluator()
-    assert evaluator.evaluate(policies.ConstantPolicy(action, action, action)).return_mean == 0
+    assert evaluator.evaluate(plain_policies.ConstantPolicy(action, action, action)).return_mean == 0
 
 
 @pytest.mark.parametrize(("world", "cap", "cut"), [(worlds.Endless, 20, 3), (worlds.Clock, 10, 0)])
 def test_episodes_that_do_not_end_are_cut_and_counted_but_not_those_that_end_at_the_cap(world, cap, cut):
-    result = Maker(world).evaluator(max_episode_steps=cap).evaluate(policies.ConstantPolicy(0.0))
+    result = Maker(world).evaluator(max_episode_steps=cap).evaluate(plain_policies.ConstantPolicy(0.0))
     assert (result.cut, result.lengths, result.return_mean) == (cut, (cap,) * 3, float(cap))
 
 
@@ -104,7 +104,7 @@ def test_where_an_observation_is_not_finite_the_action_is_zero_and_the_policy_se
         def observe(self):
             return np.array([np.nan if self.time == 4 and self.seeds == [13] else self.time, 0])
 
-    maker, policy = Maker(NanInOneEpisode), policies.ConstantPolicy(0.5)
+    maker, policy = Maker(NanInOneEpisode), plain_policies.ConstantPolicy(0.5)
     result = maker.evaluator().evaluate(policy)
     assert result.return_mean == 10
     assert np.isfinite(np.concatenate(policy.asked)).all()
@@ -118,10 +118,10 @@ def test_a_return_that_is_not_finite_stays_so_in_the_result_without_a_warning():
         def reward(self, action):
             return math.inf
 
-    result = Maker(worlds.NanReward).evaluator().evaluate(policies.ConstantPolicy(0.0))
+    result = Maker(worlds.NanReward).evaluator().evaluate(plain_policies.ConstantPolicy(0.0))
     assert all(math.isnan(value) for value in (result.return_mean, result.return_std, *result.returns))
     assert result.lengths == (10, 10, 10)
-    result = Maker(Infinite).evaluator().evaluate(policies.ConstantPolicy(0.0))
+    result = Maker(Infinite).evaluator().evaluate(plain_policies.ConstantPolicy(0.0))
     assert result.return_mean == math.inf
     assert math.isnan(result.return_std)
 
@@ -129,7 +129,7 @@ def test_a_return_that_is_not_finite_stays_so_in_the_result_without_a_warning():
 def test_environments_are_closed_when_one_of_them_raises():
     maker = Maker(worlds.RaisesAtStep)
     with pytest.raises(RuntimeError, match="broke at step 3"):
-        maker.evaluator().evaluate(policies.ConstantPolicy(0.0))
+        maker.evaluator().evaluate(plain_policies.ConstantPolicy(0.0))
     assert [env.closed for env in maker.made] == [1, 1, 1]
 
 
@@ -144,18 +144,18 @@ def test_environments_are_closed_when_the_next_cannot_be_made():
     schema = schema_of(worlds.Clock(), "a world")
     with pytest.raises(EnvironmentSpecError):
         Evaluator(make, schema, episodes=3, max_episode_steps=5, seed=1).evaluate(
-            policies.ConstantPolicy(0.0)
+            plain_policies.ConstantPolicy(0.0)
         )
     assert [env.closed for env in maker.made] == [1, 1]
 
 
 def test_a_policy_that_gives_no_finite_action_is_an_error_that_says_so():
     with pytest.raises(DivergedError, match="the policy has diverged: its actions are not finite; lower "):
-        Maker(worlds.Clock).evaluator().evaluate(policies.ConstantPolicy(np.nan))
+        Maker(worlds.Clock).evaluator().evaluate(plain_policies.ConstantPolicy(np.nan))
 
 
 def test_evaluating_leaves_reused_observation_buffers_behind():
-    policy = policies.ConstantPolicy(0.0)
+    policy = plain_policies.ConstantPolicy(0.0)
     Maker(worlds.BufferReuse).evaluator(episodes=1).evaluate(policy)
     assert [asked[0, 0] for asked in policy.asked] == list(range(10))
 
@@ -165,7 +165,7 @@ def test_a_half_cheetah_can_be_evaluated():
     evaluator = Evaluator(
         lambda: make_env("HalfCheetah-v5", {}), schema, episodes=2, max_episode_steps=20, seed=1
     )
-    policy = policies.ConstantPolicy(*[0.3] * 6)
+    policy = plain_policies.ConstantPolicy(*[0.3] * 6)
     result = evaluator.evaluate(policy)
     assert result == evaluator.evaluate(policy)
     assert (result.cut, result.lengths) == (2, (20, 20))
@@ -178,7 +178,7 @@ def test_a_half_cheetah_can_be_evaluated():
 def record(env, **options):
     schema = schema_of(env, "a world")
     settings = {"seed": 3, "max_episode_steps": 100, **options}
-    return record_episode(env, policies.GoalPolicy(), schema, **settings)
+    return record_episode(env, plain_policies.GoalPolicy(), schema, **settings)
 
 
 def test_a_recorded_episode_has_a_frame_for_each_state_and_its_return():
@@ -186,7 +186,7 @@ def test_a_recorded_episode_has_a_frame_for_each_state_and_its_return():
     assert len(frames) == 21
     assert all(frame.shape == (16, 32, 3) and frame.dtype == np.uint8 for frame in frames)
     assert not np.array_equal(frames[0], frames[-1])
-    evaluated = Maker(worlds.PointGoal).evaluator(episodes=1, seed=3).evaluate(policies.GoalPolicy())
+    evaluated = Maker(worlds.PointGoal).evaluator(episodes=1, seed=3).evaluate(plain_policies.GoalPolicy())
     assert total == evaluated.return_mean
 
 

@@ -2,7 +2,7 @@ import json
 import logging
 
 import numpy as np
-import policies
+import plain_policies
 import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
@@ -15,7 +15,7 @@ from dase_grpc.learning.envs.noise import Gaussian
 from dase_grpc.learning.envs.steps import Episode
 from dase_grpc.schema import TransitionSchema
 
-POLICY = policies.ConstantPolicy(0.25)
+POLICY = plain_policies.ConstantPolicy(0.25)
 
 
 def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.0) -> Explorer:
@@ -117,7 +117,7 @@ def test_a_row_belongs_to_the_receiver():
 
 
 def test_the_first_actions_are_uniform_and_the_policy_is_not_asked():
-    policy = policies.ConstantPolicy(0.25)
+    policy = plain_policies.ConstantPolicy(0.25)
     env = worlds.Clock()
     _, steps = explore(env, 501, policy, start_steps=500)
     actions = named(env, steps)["action"][:500]
@@ -138,14 +138,14 @@ def test_later_actions_are_the_policys_plus_noise():
 
 def test_the_stored_action_is_normalised_and_clipped_and_the_environments_is_in_its_units():
     env = worlds.EndpointAction()
-    _, steps = explore(env, 50, policies.ConstantPolicy(1.0, -1.0, 0.0), noise=0.5)
+    _, steps = explore(env, 50, plain_policies.ConstantPolicy(1.0, -1.0, 0.0), noise=0.5)
     actions = named(env, steps)["action"]
     assert np.abs(actions).max() == 1
     assert np.allclose(np.stack(env.actions), actions * [1, 0.5, 0.5] + [0, 0.5, 0.5])
 
 
 def test_the_policy_is_asked_with_one_float32_row():
-    policy = policies.ConstantPolicy(0.0)
+    policy = plain_policies.ConstantPolicy(0.0)
     explore(worlds.Clock(), 2, policy)
     assert policy.asked[1].dtype == np.float32
     assert policy.asked[1].tolist() == [[1, 0]]
@@ -163,7 +163,7 @@ def test_the_same_seeds_give_the_same_rows_and_another_seed_gives_others():
 
 
 def test_rows_around_a_nan_observation_are_refused_and_its_action_is_random_and_not_the_policys():
-    env, policy = worlds.NanAtStep50(), policies.ConstantPolicy(0.25)
+    env, policy = worlds.NanAtStep50(), plain_policies.ConstantPolicy(0.25)
     _, steps = explore(env, 100, policy)
     assert [index for index, step in enumerate(steps) if not step.rows] == [49, 50]
     assert [step.reason for step in steps[48:52]] == [None, "observation", "observation", None]
@@ -224,7 +224,7 @@ def test_a_policy_that_gives_no_finite_action_is_an_error_that_says_so():
     exploring.step(POLICY, 0)
     for bad in (np.nan, np.inf):
         with pytest.raises(DivergedError) as caught:
-            exploring.step(policies.ConstantPolicy(bad), 0)
+            exploring.step(plain_policies.ConstantPolicy(bad), 0)
         assert_one_sentence(caught.value, "agent 3 at step 1 ", "lower agent.actor_lr")
 
 

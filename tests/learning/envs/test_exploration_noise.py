@@ -1,7 +1,7 @@
 """Noise of exploration: what it is given, that it is gone on with, and what is refused of it."""
 
 import numpy as np
-import policies
+import plain_policies
 import pytest
 import worlds
 from contracts.sentences import refuses
@@ -11,7 +11,7 @@ from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.noise import Noise
 
-STILL = policies.ConstantPolicy(0.0)
+STILL = plain_policies.ConstantPolicy(0.0)
 
 
 class Noting(Noise):

@@ -4,7 +4,7 @@ from functools import partial
 
 import gymnasium
 import numpy as np
-import policies
+import plain_policies
 import pytest
 import worlds
 from gymnasium.spaces import Box
@@ -20,7 +20,7 @@ from dase_grpc.learning.training.collection import Rollout, actor_explorers
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.schema import Array
 
-POLICY = policies.ConstantPolicy(0.25)
+POLICY = plain_policies.ConstantPolicy(0.25)
 HALF = 0.5
 """A discount whose powers, and whose sums of the rewards here, float32 holds exactly."""
 
