@@ -103,10 +103,15 @@ def _halves(path: Path) -> tuple[bytes, bytes]:
 
 
 def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
-    """The last finished line of a text file without reading all of it; empty where there is none."""
+    """The last finished line of a text file without reading all of it; empty where there is none.
+
+    So it is, too, where NFS has lost the file that was opened, since another machine has put a new one there.
+    """
     try:
         end = end_of(path, within_bytes=within_bytes)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
         return ""
     return end[: end.rfind("\n") + 1].rstrip("\n").rpartition("\n")[2]
 

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and folders that only one process writes to."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from children import forked
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs import files
 from dase_grpc.runs.files import FolderLock, last_line, staged_file
 
 HOLD = """
@@ -62,6 +64,18 @@ def test_the_last_finished_line_is_found_without_reading_all(tmp_path: Path, tex
 
 def test_a_file_that_is_not_there_has_no_last_line(tmp_path: Path) -> None:
     assert last_line(tmp_path / "none") == ""
+
+
+def test_a_file_that_nfs_has_lost_has_no_last_line_and_another_error_is_told(tmp_path, monkeypatch):
+    def lost(path: Path, **_: object) -> str:
+        raise OSError(number, "lost", str(path))
+
+    monkeypatch.setattr(files, "end_of", lost)
+    number = errno.ESTALE
+    assert last_line(tmp_path / "evaluations.csv") == ""
+    number = errno.EIO
+    with pytest.raises(OSError, match="lost"):
+        last_line(tmp_path / "evaluations.csv")
 
 
 def test_a_folder_is_made_locked_and_released(tmp_path):
