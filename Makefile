@@ -67,6 +67,7 @@ pictures: $(STAMP)  ## Make the pictures of dase top and of a report from a run 
 bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	-scripts/get_reverb.sh
 	$(BIN)/python benchmarks/against_reverb.py --results docs/results/against_reverb.csv
+	$(BIN)/python benchmarks/large_pages.py --results docs/results/large_pages.csv
 	$(BIN)/python benchmarks/growth.py --results docs/results/growth.csv
 	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv $(if $(AUTHORS),--authors "$(AUTHORS)")
 	$(BIN)/python benchmarks/startup.py --results docs/results/startup.csv $(if $(BEFORE),--against "$(BEFORE)")

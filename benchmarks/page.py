@@ -21,6 +21,7 @@ DOCS: Final = ROOT / "docs"
 PAGES: Final[Mapping[str, Sequence[str]]] = {
     "performance.md": (
         "against_reverb",
+        "large_pages",
         "growth",
         "run_time",
         "run_time_many",

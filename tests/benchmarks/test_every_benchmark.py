@@ -14,6 +14,7 @@ TINY = {
     "checkpoints": "--env=InvertedPendulum-v5 --capacity=26000 --every=500",
     "growth": "--quick",
     "in_place_stress": "--minutes=0.02",
+    "large_pages": "--quick",
     "page": "--results=none --docs=.",
     "recovery": "--csv=out.csv --kills=1 --freezes=0 --partitions=0",
     "replay": "--seconds=0.1 --rounds=2 --fill=500",

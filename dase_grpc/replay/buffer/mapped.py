@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.errors import DataDirectoryError
+from dase_grpc.replay.buffer.large_pages import Mapping
 
 _NEW: Final = ".new"
 
@@ -21,32 +22,30 @@ class MappedFile:
     Not locked. `sync` blocks and may be called from any thread, also while another one puts.
     """
 
-    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+    def __init__(self, path: Path, descriptor: int, data: memoryview) -> None:
         self.path = path
-        mapped = mmap.mmap(descriptor, size)
-        # As NumPy does for large arrays in memory; with small pages rows are read slower. A file system that
-        # has no large ones, or a kernel without them, goes on with small ones.
-        with suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes = memoryview(mapped)
+        self.bytes = data
         self.descriptor = descriptor
         self._close: Callable[[], object] = partial(os.close, descriptor)
+        self._reach: Callable[[int], object] = lambda _end: None
 
     @classmethod
     def in_memory(cls, size: int) -> Self:
         """A file of zeros that no disk holds, of a size that nobody can change; it ends with its last user.
 
-        Pages are taken as they are written to.
+        Pages are taken, large ones where there are any, as it is written to from its begin on.
         """
         descriptor = os.memfd_create("dase", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            file = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), descriptor, size)
+            mapping = Mapping(descriptor, size, writable=True)
         except BaseException:
             os.close(descriptor)
             raise
+        file = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), descriptor, mapping.bytes)
         file._close = weakref.finalize(file, os.close, descriptor)
+        file._reach = mapping.reach
         return file
 
     @classmethod
@@ -61,7 +60,7 @@ class MappedFile:
         descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             os.posix_fallocate(descriptor, 0, size)
-            file = cls(path, descriptor, size)
+            file = cls(path, descriptor, _mapped(descriptor, size))
             staged.replace(path)
         except BaseException:
             os.close(descriptor)
@@ -85,11 +84,13 @@ class MappedFile:
                 f"{path} has {found} bytes instead of {size}, so it is damaged; "
                 f"restore it, or choose another folder"
             )
-        return cls(path, descriptor, size)
+        return cls(path, descriptor, _mapped(descriptor, size))
 
     def put(self, offset: int, data: bytes | memoryview) -> None:
         """Copies bytes into the file, in order, before it returns; O(len(data))."""
-        self.bytes[offset : offset + len(data)] = data
+        end = offset + len(data)
+        self._reach(end)
+        self.bytes[offset:end] = data
 
     def sync(self) -> None:
         """Returns once the disk has all that was put before the call, else a DataDirectoryError."""
@@ -103,6 +104,15 @@ class MappedFile:
     def close(self) -> None:
         """Gives the descriptor back; the bytes stay mapped for as long as someone views them."""
         self._close()
+
+
+def _mapped(descriptor: int, size: int) -> memoryview:
+    mapped = mmap.mmap(descriptor, size)
+    # As NumPy does for large arrays in memory; with small pages rows are read slower. A file system that
+    # has no large ones, or a kernel without them, goes on with small ones.
+    with suppress(OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)
 
 
 def sync_directory(path: Path) -> None:

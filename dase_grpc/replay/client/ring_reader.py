@@ -4,7 +4,6 @@ Why a row that was gathered is whole and the right one: replay/buffer/ring_file.
 """
 
 import logging
-import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from dase_grpc.replay.buffer.large_pages import Mapping
 from dase_grpc.replay.buffer.ring_file import BEGUN_AT, NONCE_BYTES, STATE_BYTES, fence
 from dase_grpc.replay.wire.packed import Frame
 from dase_grpc.replay.wire.v1 import replay_pb2
@@ -112,12 +112,12 @@ def portions(frame: Frame, batches: int, *, row_bytes: int) -> Iterator[Portion]
         yield Portion(frame, which, numbers[which], count)
 
 
-def _mapped(path: str, size: int) -> tuple[mmap.mmap, tuple[int, int]]:
+def _mapped(path: str, size: int) -> tuple[memoryview, tuple[int, int]]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != size:
             raise OSError("what lies there is not its file, so it runs on another machine or in a container")
-        return mmap.mmap(descriptor, size, prot=mmap.PROT_READ), (found.st_dev, found.st_ino)
+        return Mapping(descriptor, size, writable=False).bytes, (found.st_dev, found.st_ino)
     finally:
         os.close(descriptor)
