@@ -17,6 +17,7 @@ COUNTS = {
     "own-share": 15,
     "sharing": 225,
     "sharing-batch": 5,
+    "sharing-paper": 12,
     "td3-million": 1,
 }
 
