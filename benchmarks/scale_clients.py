@@ -61,6 +61,11 @@ class Light(ABC):
         self._row[0], self._row[2] = who, generation
         SCHEMA.agent_ids(self._row[None])[:] = agent
 
+    def end(self) -> None:
+        """Lets it be `over`, which it may be already; also once it has failed, for then nobody else says so."""
+        if not self.over.done():
+            self.over.set_result(None)
+
     @abstractmethod
     async def live(self) -> None:
         """Joins, keeps its streams until it is `over`, and leaves once all is acknowledged."""
@@ -118,7 +123,7 @@ class LightLearner(Light):
                 streams = LearnerStreams(shards, self.link, self.exchange, lines)
                 loop, stop = asyncio.get_running_loop(), asyncio.Event()
                 await streams.run(
-                    self.over, stop, halt=lambda: None, progress=self._progress, alarm=HangAlarm(loop)
+                    self.over, stop, halt=self.end, progress=self._progress, alarm=HangAlarm(loop)
                 )
                 farewell.reason = "finished"
                 farewell.targets = [each.target for each in self.connections]
@@ -154,7 +159,7 @@ class LightActor(Light):
             shards = Shards(self.connections)
             self.link = RowLink(shards, writer_id=node.writer_id)
             loop, stop = asyncio.get_running_loop(), asyncio.Event()
-            compute = Compute(self.over, lambda: None, stop, HangAlarm(loop), shards)
+            compute = Compute(self.over, self.end, stop, HangAlarm(loop), shards)
             jobs = [
                 shards.heartbeats(self._attendance),
                 follow(shards.first, {self.agent}, lambda policy: None),
@@ -217,7 +222,7 @@ class LightNodes:
         """Learners, or actors, leave in order, all at once."""
         leaving = [node for node in self._nodes if isinstance(node, LightLearner) == bool(learners)]
         for node in leaving:
-            node.over.set_result(None)
+            node.end()
         await asyncio.gather(*(self._lives[node] for node in leaving))
         return {"losses": sum(_losses(leaving)), **self._sums()}
 
