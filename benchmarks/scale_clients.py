@@ -15,9 +15,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from dase_grpc.errors import RefusalError
 from dase_grpc.process.ends import keep_freed_memory, put_right
 from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.progress import Attendance, Attendant, Progress
@@ -62,7 +64,7 @@ class Light(ABC):
         SCHEMA.agent_ids(self._row[None])[:] = agent
 
     def end(self) -> None:
-        """Lets it be `over`, which it may be already; also once it has failed, for then nobody else says so."""
+        """Says that it is `over`, again if need be; so does what ends it when it fails."""
         if not self.over.done():
             self.over.set_result(None)
 
@@ -166,7 +168,8 @@ class LightActor(Light):
             ]
             await compute.run(jobs, link=self.link)
             for each in connections:
-                await each.leave()
+                with suppress(RefusalError):  # as real ones: who is not heard is missed soon
+                    await each.leave()
 
     def _attendance(self) -> Attendance:
         return Attendance(envs=1, env_steps=self.link.stored, state="exploring")
