@@ -34,7 +34,7 @@ from measuring import (
     values,
 )
 
-from dase_grpc.replay.buffer.large_pages import Mapping
+from dase_grpc.replay.buffer.large_pages import LargePages
 from dase_grpc.replay.buffer.mapped import MappedFile
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -55,7 +55,7 @@ def filled(size: int, *, large: bool) -> Iterator[Callable[[], memoryview]]:
         fill(file, size)
         yield (
             lambda: (
-                Mapping(file.descriptor, size, writable=False).bytes
+                LargePages(file.descriptor, size, writable=False).bytes
                 if large
                 else memoryview(mmap.mmap(file.descriptor, size, prot=mmap.PROT_READ))
             )

@@ -18,7 +18,7 @@ _MAP_FIXED: Final = 0x10
 _MADV_COLLAPSE: Final = 25
 
 
-class Mapping:
+class LargePages:
     """A file that is mapped where large pages can begin. Linux only; the caller keeps the descriptor.
 
     Attributes:

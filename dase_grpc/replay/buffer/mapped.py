@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.replay.buffer.large_pages import Mapping
+from dase_grpc.replay.buffer.large_pages import LargePages
 
 _NEW: Final = ".new"
 
@@ -39,13 +39,13 @@ class MappedFile:
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            mapping = Mapping(descriptor, size, writable=True)
+            pages = LargePages(descriptor, size, writable=True)
         except BaseException:
             os.close(descriptor)
             raise
-        file = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), descriptor, mapping.bytes)
+        file = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), descriptor, pages.bytes)
         file._close = weakref.finalize(file, os.close, descriptor)
-        file._reach = mapping.reach
+        file._reach = pages.reach
         return file
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dase_grpc.replay.buffer.large_pages import Mapping
+from dase_grpc.replay.buffer.large_pages import LargePages
 from dase_grpc.replay.buffer.ring_file import BEGUN_AT, NONCE_BYTES, STATE_BYTES, fence
 from dase_grpc.replay.wire.packed import Frame
 from dase_grpc.replay.wire.v1 import replay_pb2
@@ -118,6 +118,6 @@ def _mapped(path: str, size: int) -> tuple[memoryview, tuple[int, int]]:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != size:
             raise OSError("what lies there is not its file, so it runs on another machine or in a container")
-        return Mapping(descriptor, size, writable=False).bytes, (found.st_dev, found.st_ino)
+        return LargePages(descriptor, size, writable=False).bytes, (found.st_dev, found.st_ino)
     finally:
         os.close(descriptor)

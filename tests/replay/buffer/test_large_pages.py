@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from dase_grpc.replay.buffer.large_pages import LARGE, Mapping
+from dase_grpc.replay.buffer.large_pages import LARGE, LargePages
 from dase_grpc.replay.buffer.mapped import MappedFile
 
 SIZE = 3 * LARGE + 12_345
@@ -28,7 +28,7 @@ def kernel_makes_large_pages() -> bool:
     descriptor = os.memfd_create("asked")
     try:
         os.ftruncate(descriptor, LARGE)
-        mapping = Mapping(descriptor, LARGE, writable=True)
+        mapping = LargePages(descriptor, LARGE, writable=True)
         mapping.bytes[0] = 1
         mapping._room.madvise(25, mapping._start, LARGE)
     except OSError:
@@ -59,7 +59,7 @@ def written(file: MappedFile, end: int, *, piece: int) -> bytes:
 @pytest.mark.parametrize("piece", [1_000, LARGE, LARGE + 1, SIZE])
 def test_what_is_put_is_what_every_mapping_reads(file, piece):
     data = written(file, SIZE, piece=piece)
-    reader = Mapping(file.descriptor, SIZE, writable=False)
+    reader = LargePages(file.descriptor, SIZE, writable=False)
     assert bytes(file.bytes) == bytes(reader.bytes) == os.pread(file.descriptor, SIZE, 0) == data
     again = written(file, SIZE, piece=piece + 1)
     assert bytes(reader.bytes) == again
@@ -75,7 +75,7 @@ def test_pages_are_large_where_the_kernel_makes_such(file):
     if not kernel_makes_large_pages():
         pytest.skip("this kernel makes no large pages of files in memory")
     written(file, SIZE, piece=100_000)
-    reader = Mapping(file.descriptor, SIZE, writable=False)
+    reader = LargePages(file.descriptor, SIZE, writable=False)
     assert large_bytes(file.bytes) == large_bytes(reader.bytes) == 3 * LARGE
 
 
@@ -99,7 +99,7 @@ def test_a_kernel_that_refuses_is_not_asked_again_and_nothing_is_lost(monkeypatc
 
 def test_a_mapping_begins_where_a_large_page_can_and_a_reader_cannot_write(file):
     for writable in (True, False):
-        mapping = Mapping(file.descriptor, SIZE, writable=writable)
+        mapping = LargePages(file.descriptor, SIZE, writable=writable)
         assert np.frombuffer(mapping.bytes, np.uint8).ctypes.data % LARGE == 0
         assert (len(mapping.bytes), mapping.bytes.readonly) == (SIZE, not writable)
 
@@ -107,7 +107,7 @@ def test_a_mapping_begins_where_a_large_page_can_and_a_reader_cannot_write(file)
 def test_a_file_that_cannot_be_mapped_is_an_os_error():
     reading, writing = os.pipe()
     with pytest.raises(OSError, match=r"No such device|Permission denied"):
-        Mapping(reading, LARGE, writable=False)
+        LargePages(reading, LARGE, writable=False)
     os.close(reading)
     os.close(writing)
 
@@ -118,7 +118,7 @@ def test_a_mapping_is_given_back_with_its_last_view(file):
             return sum("/memfd:dase" in line for line in told)
 
     before = mapped()
-    view = Mapping(file.descriptor, SIZE, writable=False).bytes
+    view = LargePages(file.descriptor, SIZE, writable=False).bytes
     assert mapped() == before + 1
     del view
     assert mapped() == before
