@@ -18,6 +18,7 @@ COUNTS = {
     "sharing": 225,
     "sharing-batch": 5,
     "sharing-paper": 12,
+    "sharing-share": 10,
     "td3-million": 1,
 }
 
