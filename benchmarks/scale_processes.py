@@ -164,10 +164,16 @@ class Replays:
                 each.look()
 
 
+_taken: Final[set[int]] = set()
+
+
 def _free_port() -> int:
     """A port that no connection of these crowds is given before a replay listens, or while it is away."""
     while True:
         port = random.randrange(*LISTENING)
+        if port in _taken:
+            continue
+        _taken.add(port)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -5,8 +5,10 @@ forgets what a graph forgets: all Python. Work that reads a number on the host c
 would wait for a GPU or draw from a generator is not let through either.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -91,3 +93,17 @@ def _parts(results):
     if is_dataclass(results):
         return {field.name: getattr(results, field.name) for field in fields(results)}
     return dict(results) if isinstance(results, Mapping) else dict(enumerate(results))
+
+
+@cache
+def products_are_the_same():
+    """Whether this processor's batched products of small matrices are those of one by one, to the bit."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, inner, columns in itertools.product((4, 8, 16), (3, 5, 6, 9), (1, 2, 5, 6)):
+        x = torch.randn(rows, inner, generator=generator)
+        weight = torch.randn(inner, columns, generator=generator)
+        bias = torch.randn(columns, generator=generator)
+        batched = torch.baddbmm(bias[None, None], x[None], weight[None])
+        if not torch.equal(batched[0], torch.addmm(bias, x, weight)):
+            return False
+    return True

@@ -26,22 +26,35 @@ from dase_grpc.schema import Array
 
 LIVE, EXTERNAL, MOVES = range(3)
 _FLAGS: Final = 3
+_IN_FULL: Final = "highest"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
-    """The work, done with gradients as torch has them from the start, whatever somebody has made of that."""
+    """The work, done with gradients and products as torch has them from the start, whoever changes that."""
 
     @wraps(work)
     def done(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            return work(*args, **kwargs)
+            return _in_full(work, *args, **kwargs)
         with torch.inference_mode(False), torch.enable_grad():
-            return work(*args, **kwargs)
+            return _in_full(work, *args, **kwargs)
 
     return done
+
+
+def _in_full(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The work, with no product of float32 rounded to fewer bits, as some processors do where they may."""
+    found = torch.get_float32_matmul_precision()
+    if found == _IN_FULL:
+        return work(*args, **kwargs)
+    torch.set_float32_matmul_precision(_IN_FULL)
+    try:
+        return work(*args, **kwargs)
+    finally:
+        torch.set_float32_matmul_precision(found)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from learning.agent_cases import AGENTS, CONFIGS, tiny
 from learning.td3_cases import CPU, SCHEMA, B, N
-from learning.tracing import Traces
+from learning.tracing import Traces, products_are_the_same
 
 from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.config.sections import ReplayConfig
@@ -53,7 +53,8 @@ MEASURES = {
 class Case:
     """A stack of the agents `ids` and as many by themselves, each with a masked weigher and totals.
 
-    What they are to have in common is equal to the bit where `exact`, and the others learn by autograd then.
+    What they are to have in common is equal to the bit where `exact`, and the others learn by autograd then;
+    but nearly equal on a processor whose batched products are not those of one by one.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Case:
 
     def compare_each(self, found, expected, *, rtol, atol):
         for name, value in expected.items():
-            rtol, atol = (0, 0) if self.exact else (rtol, atol)
+            rtol, atol = (0, 0) if self.exact and products_are_the_same() else (rtol, atol)
             torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol)
 
     def compare_states(self):
