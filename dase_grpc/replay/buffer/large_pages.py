@@ -38,8 +38,7 @@ class LargePages:
     def reach(self, end: int) -> None:
         """Takes large pages up to `end`; call it before anything is written there, and with growing ends.
 
-        That costs less than the small pages that a writer would else take one by one, as it does where there
-        are no large ones.
+        Where there are none, or no more, the writer takes small ones one by one as it goes, which costs more.
         """
         while self._large_to < end and self._large_to + LARGE <= self._size:
             self.bytes[self._large_to] = 0  # an empty stretch is refused
