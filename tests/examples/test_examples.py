@@ -103,9 +103,7 @@ def test_an_own_learner_learns_and_each_of_its_steps_is_stored_once(tmp_path):
         said = python(EXAMPLES / "own_learner.py", address, folder=tmp_path)
         status = asyncio.run(status_of(parse_address(address)))
     returns = [int(each) for each in re.findall(r"return (\d+)$", said, re.MULTILINE)]
-    learned = returns[
-        len(returns) // 2 :
-    ]  # a policy is now and then worse than the one before, so many of them
+    learned = returns[len(returns) // 2 :]  # many: a policy is now and then worse than the one before
     assert np.mean(learned) > 3 * np.mean(returns[:50])
     assert (status.buffer.size, status.buffer.inserted_total) == (12_000, 12_000)
     assert status.agents[0].reason == "left after 12,000 transitions"

@@ -5,13 +5,12 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.replay.buffer.large_pages import LargePages
+from dase_grpc.replay.buffer.large_pages import LargePages, advise
 
 _NEW: Final = ".new"
 
@@ -108,10 +107,7 @@ class MappedFile:
 
 def _mapped(descriptor: int, size: int) -> memoryview:
     mapped = mmap.mmap(descriptor, size)
-    # As NumPy does for large arrays in memory; with small pages rows are read slower. A file system that
-    # has no large ones, or a kernel without them, goes on with small ones.
-    with suppress(OSError):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
+    advise(mapped)
     return memoryview(mapped)
 
 
