@@ -1,7 +1,9 @@
 """Steps of fused Adam, guarded against what is not finite, for one agent or for K."""
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -24,6 +26,19 @@ Beyond it a gradient's square may be too large for Adam's second moment, which w
 SURELY_SMALL: Final = 1e30
 """A loss below it is within that share, whatever the rounding."""
 
+_SUBNORMAL: Final = sys.float_info.min / 2
+
+
+@contextmanager
+def subnormals_as_zero() -> Iterator[None]:
+    """This thread's processor takes numbers below the smallest normal one, 1.2e-38 in float32, for 0."""
+    already = _SUBNORMAL == 0  # compared by the processor, which takes it for 0 where it is told to
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(already)
+
 
 def fused_adam(
     moved: Sequence[list[Tensor]], *, lr: float, weight_decay: float, skip: Tensor | None = None
@@ -35,20 +50,25 @@ def fused_adam(
     Called directly, because torch's optimiser adds 40 µs of Python to 70 µs of a step on a CPU. The numbers
     of steps are the caller's to count, before the call. Weight decay is the L2 term's gradient, added before
     the moments, on weights and biases.
+
+    Moments below 1.2e-38 become 0. Those of a unit whose ReLU lets nothing through any more would stay
+    just above 0 for ever, since nine tenths of the smallest number are rounded up to it. Processors take
+    many times as long over such numbers, and what they move is too little to change a normal value.
     """
     values, gradients, means, squares, steps = moved
-    torch._fused_adam_(
-        values,
-        gradients,
-        means,
-        squares,
-        [],
-        steps,
-        lr=lr,
-        weight_decay=weight_decay,
-        found_inf=skip,
-        **_ADAM,
-    )
+    with subnormals_as_zero():
+        torch._fused_adam_(
+            values,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=lr,
+            weight_decay=weight_decay,
+            found_inf=skip,
+            **_ADAM,
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,8 @@ class Steps:
 
 class GuardedSteps:
     """Steps of torch.optim.Adam(fused=True), to the bit, but those not finite or of too large a loss.
+
+    Moments are so where they are normal numbers; subnormal ones are 0 (`fused_adam`).
 
     A step that is left out changes neither weights nor moments nor Adam's own count. Never waits for the
     device but in `take`: the check and the step are those of torch.amp.GradScaler, with a scale of 1, and
