@@ -73,6 +73,7 @@ bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	$(BIN)/python benchmarks/startup.py --results docs/results/startup.csv $(if $(BEFORE),--against "$(BEFORE)")
 	$(BIN)/python benchmarks/update_floor.py --results docs/results/update_floor.csv \
 	  $(if $(AUTHORS),--authors "$(AUTHORS)") $(if $(CLEANRL),--cleanrl "$(CLEANRL)")
+	$(BIN)/python benchmarks/subnormals.py --results docs/results/subnormals.csv
 	$(BIN)/python benchmarks/stack.py --results docs/results/stack.csv
 	$(BIN)/python benchmarks/serving.py --results docs/results/serving.csv
 	$(BIN)/python benchmarks/scale.py --results docs/results/scale.csv

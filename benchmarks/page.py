@@ -27,6 +27,7 @@ PAGES: Final[Mapping[str, Sequence[str]]] = {
         "run_time_many",
         "startup",
         "update_floor",
+        "subnormals",
         "stack",
         "gpu",
         "serving",

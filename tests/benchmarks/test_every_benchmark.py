@@ -28,6 +28,7 @@ TINY = {
     "soak": "--csv=out.csv --minutes=0.1 --learners=1 --warm-up=0 --every=0.5",
     "startup": "--quick --agents 1",
     "storm": "--kills=1 --writers=1 --capacity=1000 --every=0.2",
+    "subnormals": "--quick",
     "update_floor": "--quick",
     "updates": "--seconds=0.05",
 }

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
+def with_torch_defaults(work: Callable[P, R]) -> Callable[P, R]:
     """The work, done with gradients and products as torch has them from the start, whoever changes that."""
 
     @wraps(work)
@@ -177,7 +177,7 @@ class StackedUpdate:
             if self._importance is not None:
                 self._importance.fill(write_importance)
 
-    @with_gradients
+    @with_torch_defaults
     def make(self, taken: Sequence[Taken | None]) -> tuple[list[bool], Made | None]:
         """The update from what `load` was given last; whose was made, and what it gave.
 

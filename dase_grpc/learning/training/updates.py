@@ -21,7 +21,7 @@ from dase_grpc.learning.training.collection import Collection
 from dase_grpc.learning.training.parts import LearnerParts, PrioritisedBatch
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, fold, show
-from dase_grpc.learning.training.together import StackedUpdate, Taken, with_gradients
+from dase_grpc.learning.training.together import StackedUpdate, Taken, with_torch_defaults
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.schema import Array
 
@@ -88,7 +88,7 @@ class Updates:
         """Counts, in the window, the optimisers' steps that were left out; waits for the device."""
         self._soundness.count(self._window)
 
-    @with_gradients
+    @with_torch_defaults
     def update(self) -> Diagnosis | None:
         """One update, if there is a batch for it that weighs anything; every 50th is looked at.
 

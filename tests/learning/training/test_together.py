@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dase_grpc.learning.training.together import with_gradients
+from dase_grpc.learning.training.together import with_torch_defaults
 
 AMONG = torch.Generator().manual_seed(0)
 X, Y = (torch.randn(256, 256, generator=AMONG) for _ in range(2))
@@ -22,7 +22,7 @@ def rounded(request):
 
 def test_products_are_in_full_and_rounded_again_afterwards(rounded):
     with torch.inference_mode():
-        precision, gradients, found = with_gradients(product)()
+        precision, gradients, found = with_torch_defaults(product)()
     assert (precision, gradients) == ("highest", True)
     assert torch.get_float32_matmul_precision() == rounded
     torch.set_float32_matmul_precision("highest")
@@ -31,5 +31,5 @@ def test_products_are_in_full_and_rounded_again_afterwards(rounded):
 
 def test_they_are_rounded_again_where_the_work_fails(rounded):
     with pytest.raises(ZeroDivisionError):
-        with_gradients(lambda: 1 // 0)()
+        with_torch_defaults(lambda: 1 // 0)()
     assert torch.get_float32_matmul_precision() == rounded
