@@ -101,7 +101,7 @@ def page(comparison: Comparison) -> str:
         facts={name: str(len(each)) for name, each in counted.items()},
         comparison=comparison,
         curves=comparison_sheet(comparison).svg(),
-        all_smoothed=all(map(is_smoothed, comparison.cells)),
+        all_smoothed=all(map(is_smoothed, comparison.environments)),
         smoothing=SMOOTHING,
         tables=tables,
         definitions=definitions(comparison),

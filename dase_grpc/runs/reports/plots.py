@@ -216,9 +216,12 @@ def comparison_sheet(comparison: Comparison, *, inks: Inks = PAGE) -> Sheet:
     return drawn
 
 
-def is_smoothed(cell: CellResults) -> bool:
-    """Whether the cell's curves are long enough for the smoothing's window not to hide them."""
-    return len(cell.steps) >= 2 * SMOOTHING
+def is_smoothed(each: EnvironmentResults) -> bool:
+    """Whether all its curves are long enough for the smoothing's window not to hide them.
+
+    Smoothed curves lag behind, so an environment has none of them beside such as are not.
+    """
+    return all(len(cell.steps) >= 2 * SMOOTHING for cell in each.cells)
 
 
 def _environment(axes: Sequence[Axes], each: EnvironmentResults, names: Sequence[str], *, inks: Inks) -> None:
@@ -230,9 +233,11 @@ def _environment(axes: Sequence[Axes], each: EnvironmentResults, names: Sequence
     by_agent.set_xlabel("environment steps of each agent")
     in_total.set_xlabel("environment steps of all agents together")
     in_total.tick_params(labelleft=False)
+    smooth = is_smoothed(each)
     for cell in each.cells:
-        _curve(by_agent, cell, names.index(cell.label), factor=1)
-        _curve(in_total, cell, names.index(cell.label), factor=cell.group.agents)
+        position = names.index(cell.label)
+        _curve(by_agent, cell, position, factor=1, smooth=smooth)
+        _curve(in_total, cell, position, factor=cell.group.agents, smooth=smooth)
     for cell in each.cells:
         if cell.row is not None:
             position, points = names.index(cell.label), cell.row.until(int(cell.steps[-1]))
@@ -243,13 +248,13 @@ def _environment(axes: Sequence[Axes], each: EnvironmentResults, names: Sequence
     _common_end(in_total, each.total_steps, max(totals), inks)
 
 
-def _curve(axis: Axes, cell: CellResults, position: int, *, factor: int) -> None:
+def _curve(axis: Axes, cell: CellResults, position: int, *, factor: int, smooth: bool) -> None:
     values = np.stack([on(run, cell.steps).value for run in cell.runs])
     _mean(
         axis,
         cell.steps * factor,
         values,
-        smooth=is_smoothed(cell),
+        smooth=smooth,
         shade=0.2,
         color=_turn(PALETTE, position),
         linestyle=_LINES[position // len(PALETTE) % len(_LINES)],

@@ -210,6 +210,14 @@ def test_short_curves_are_not_smoothed_away(tmp_path):
     )
 
 
+def test_a_long_curve_beside_a_short_one_is_not_smoothed(tmp_path):
+    steps = list(range(101))
+    write_run(tmp_path, "long", steps)
+    write_run(tmp_path, "short", [0, 1], [2, 3])
+    drawn = {line.get_label(): line for line in sheet(compare([tmp_path])).axes[0].get_lines()}
+    np.testing.assert_array_equal(drawn["single"].get_ydata(), steps)
+
+
 def test_a_cell_has_its_colour_in_every_panel_and_published_points_have_it_too(runs):
     ant = {"env": {"id": "Ant-v5"}}
     write_run(runs, "antpair", flat(1), flat(1), settings=ant)
