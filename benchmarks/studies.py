@@ -9,7 +9,9 @@ without the folders of this machine; and evaluates its last policies in episodes
 each agent, the best of them, which is chosen by other episodes, and the ensemble (policies.csv). `restore`
 puts what is kept where `dase experiment` looks for it, which then runs none of these cells again.
 
-`tables` prints Markdown for each environment. The final score is the mean of the last 3 evaluations up to
+`tables` prints Markdown for each environment. A row is named by its method and K, by its measure or
+divergence where these vary in the study, and by what else varies and is no default: so its name is the same
+in every environment, whatever else has finished. The final score is the mean of the last 3 evaluations up to
 the step, over a run's agents; the area that under the mean curve, over its steps. Estimates are interquartile
 means over runs with 95 % bootstrap intervals, as `dase compare` has them; differences are by seed.
 """
@@ -20,23 +22,33 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from measuring import markdown
 from results_files import read_lines, write_lines
 
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.evaluate import EvaluatedCheckpoint, evaluate_checkpoint
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.curves import Series, area
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory, checkpoint_path
 from dase_grpc.runs.reports.estimates import Estimate, estimate, improvement
-from dase_grpc.runs.reports.sources import Group, SourceRun, find_runs, grouped, labels, read_runs
+from dase_grpc.runs.reports.sources import (
+    Group,
+    LeftOut,
+    SourceRun,
+    differing,
+    find_runs,
+    grouped,
+    read_runs,
+    settings,
+)
 from dase_grpc.seeding import Purpose, integer
 
 LAST: Final = 3
@@ -44,6 +56,8 @@ EPISODES: Final = 10
 POLICIES_FILE: Final = "policies.csv"
 COMMAND_LINE: Final = rb"^command = .*$"
 MEAN, BEST, ENSEMBLE = "mean of agents", "best", "ensemble"
+_MEASURE, _DIVERGENCE = "dps.measure", "dps.divergence"
+_NAMED_BY_METHOD: Final = frozenset({"train.method", "train.agents", _MEASURE, _DIVERGENCE})
 
 
 @dataclass(frozen=True)
@@ -128,20 +142,83 @@ class Row:
     policies: Mapping[str, Sequence[float]]
 
 
-def rows_of(groups: Sequence[Group], at: Sequence[int]) -> list[Row]:
-    """A row for each group of one environment and each step that all its runs reach."""
+def row_of(group: Group, label: str, step: int) -> Row:
+    """The row of a group whose runs all reach the step."""
+    return Row(
+        label,
+        step,
+        {run.seed: _final(_until(run.curve, step)) for run in group.runs},
+        {run.seed: area(_until(run.curve, step)) for run in group.runs},
+        _policies(group.runs) if step == group.runs[0].config.train.steps else {},
+    )
+
+
+@dataclass(frozen=True)
+class NamedGroup:
+    """The runs of one way to train in one environment, and its name."""
+
+    name: str
+    group: Group
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a study, by environment, and the runs that no statistics can be computed of."""
+
+    groups: Mapping[str, Sequence[NamedGroup]]
+    left_out: Sequence[LeftOut]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """All runs in a folder."""
+        runs, left_out = read_runs(find_runs([folder]))
+        groups = grouped(runs)
+        found: dict[str, list[NamedGroup]] = {}
+        for name, group in zip(names_of(groups), groups, strict=True):
+            found.setdefault(group.environment, []).append(NamedGroup(name, group))
+        return cls(found, left_out)
+
+    @property
+    def all_groups(self) -> list[NamedGroup]:
+        """Those of all environments."""
+        return [each for groups in self.groups.values() for each in groups]
+
+    @property
+    def runs(self) -> list[SourceRun]:
+        """All that are of use."""
+        return [run for each in self.all_groups for run in each.group.runs]
+
+    def rows(self, environment: str, at: Sequence[int]) -> list[Row]:
+        """A row for each group of an environment and each step that all its runs reach."""
+        return [
+            row_of(each.group, each.name, step)
+            for each in self.groups[environment]
+            for step in at
+            if all(run.curve.step[-1] >= step for run in each.group.runs)
+        ]
+
+
+def names_of(groups: Sequence[Group]) -> list[str]:
+    """A name for each group, the same for the same settings in every environment."""
+    told = differing(groups)
+    several = len({group.algorithms for group in groups}) > 1
     return [
-        Row(
-            label,
-            step,
-            {run.seed: _final(_until(run.curve, step)) for run in group.runs},
-            {run.seed: area(_until(run.curve, step)) for run in group.runs},
-            _policies(group.runs) if step == group.runs[0].config.train.steps else {},
-        )
-        for group, label in zip(groups, labels(groups), strict=True)
-        for step in at
-        if all(run.curve.step[-1] >= step for run in group.runs)
+        ", ".join([group.algorithm_names] * several + [group.method_name, *_particulars(group, told)])
+        for group in groups
     ]
+
+
+def _particulars(group: Group, told: Sequence[str]) -> Iterator[str]:
+    """Its measure or divergence, if any group has another one, and what else is told and is no default."""
+    usual = settings(resolve({"train": {"agents": 2}}))
+    if _MEASURE in group.settings and (_MEASURE in told or _DIVERGENCE in told):
+        measure = group.settings[_MEASURE]
+        yield group.settings[_DIVERGENCE] if measure == usual[_MEASURE] else measure
+    for key in told:
+        value = group.settings.get(key)
+        if key not in _NAMED_BY_METHOD and value is not None and value != usual.get(key):
+            short = key.rpartition(".")[2]
+            yield short if value is True else f"{short}={value}"
 
 
 def _until(curve: Series, step: int) -> Series:
@@ -229,20 +306,13 @@ def tables(kept: Path, references: Sequence[str], at: Sequence[int]) -> str:
     Raises:
         DaseError: a reference names no row of an environment.
     """
-    parts = []
-    for environment, groups in environments(kept).items():
-        rows = rows_of(groups, at)
+    parts, found = [], Kept.read(kept)
+    for environment in found.groups:
+        rows = found.rows(environment, at)
         chosen = [named(rows, name, environment) for name in references]
         parts += [f"### {environment}", score_table(rows, chosen), policy_table(rows)]
+    parts += map(str, found.left_out)
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def environments(kept: Path) -> dict[str, list[Group]]:
-    """What is kept, by environment."""
-    found: dict[str, list[Group]] = {}
-    for group in grouped(read_runs(find_runs([kept]))[0]):
-        found.setdefault(group.environment, []).append(group)
-    return found
 
 
 def named(rows: Sequence[Row], name: str, environment: str) -> Row:

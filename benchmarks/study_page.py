@@ -1,7 +1,7 @@
 """Fills a study's page from what is kept of its runs: what was run, scores, verdicts of a rule, curves.
 
 python benchmarks/study_page.py docs/results/sharing --at 60000 120000 300000 \
-  --rival single --rival "DASE K=2, divergence=isolated"
+  --rival single --rival "DASE K=2, isolated"
 
 The page is FOLDER.md, beside the folder. What lies in it between `<!-- runs -->` and its end is
 replaced, and so are scores, rule, policies and curves. Pictures go into images, beside the results' folder.
@@ -14,7 +14,7 @@ There is a verdict from --seeds seeds on: of two that agree even chance makes an
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,11 @@ from studies import (
     BEST,
     ENSEMBLE,
     MEAN,
+    Kept,
     Row,
     differences,
-    environments,
     named,
     policy_table,
-    rows_of,
     score_table,
     shown,
 )
@@ -37,11 +36,10 @@ from studies import (
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
-from dase_grpc.runs.reports.compare import compare
+from dase_grpc.runs.reports.compare import Comparison, compare
 from dase_grpc.runs.reports.estimates import estimate
 from dase_grpc.runs.reports.figures import PRINT
 from dase_grpc.runs.reports.plots import comparison_sheet
-from dase_grpc.runs.reports.sources import Group, SourceRun
 
 ABOVE, BELOW, OPEN = "above", "below", "–"
 
@@ -50,29 +48,20 @@ ABOVE, BELOW, OPEN = "above", "below", "–"
 class Study:
     """What is kept of a study, and how it is looked at."""
 
-    kept: Mapping[str, list[Group]]
+    kept: Kept
     at: Sequence[int]
     rivals: Sequence[str]
     seeds: int
 
-    @property
-    def runs(self) -> list[SourceRun]:
-        """All of them."""
-        return [run for groups in self.kept.values() for group in groups for run in group.runs]
-
-    def rows(self, environment: str) -> list[Row]:
-        """The rows of one environment."""
-        return rows_of(self.kept[environment], self.at)
-
 
 def sections(study: Study, pictures: Sequence[Path]) -> dict[str, str]:
     """The page's sections; the pictures lie in a folder beside that of the page."""
-    rows = {environment: study.rows(environment) for environment in study.kept}
+    rows = {environment: study.kept.rows(environment, study.at) for environment in study.kept.groups}
     rivals = {env: [named(found, name, env) for name in study.rivals] for env, found in rows.items()}
     scores = [f"### {env}\n\n{score_table(found, rivals[env])}" for env, found in rows.items()]
     policies = [f"### {env}\n\n{table}" for env, found in rows.items() if (table := policy_table(found))]
     return {
-        "runs": provenance(study.runs),
+        "runs": provenance(study.kept),
         "scores": "\n\n".join(scores),
         "rule": rule_table(rows, rivals, study.at[0], seeds=study.seeds),
         "policies": "\n\n".join([gain_table(rows), *policies]),
@@ -80,8 +69,9 @@ def sections(study: Study, pictures: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def provenance(runs: Sequence[SourceRun]) -> str:
-    """How many runs of which seeds, by which commits, and how long they took."""
+def provenance(kept: Kept) -> str:
+    """How many runs of which seeds, by which commits, how long they took, and which are left out, and why."""
+    runs = kept.runs
     seconds = [json_value((run.path / FINISHED_FILE).read_text(encoding="utf-8"))["seconds"] for run in runs]
     seeds = sorted({run.seed for run in runs})
     steps = sum(run.agents * run.config.train.steps for run in runs)
@@ -89,7 +79,8 @@ def provenance(runs: Sequence[SourceRun]) -> str:
     return (
         f"{len(runs)} runs; seeds {', '.join(map(str, seeds))}; {steps:,} environment steps; "
         f"{sum(seconds) / 3600:.1f} hours of run time, pauses and waits for a core included; "
-        f"commit {', '.join(commits)}."
+        f"{'commit' if len(commits) == 1 else 'commits'} {', '.join(commits)}."
+        + "".join(f"\n\n{each}" for each in kept.left_out)
     )
 
 
@@ -113,8 +104,11 @@ def rule_table(
 def asked(row: Row, rivals: Sequence[Row], *, seeds: int) -> str:
     """Whether a row is above all rivals in both scores, below any in one, or neither has been shown.
 
-    Nothing has been where it shares fewer than so many seeds with any of them.
+    Nothing has been where it shares fewer than so many seeds with any of them, or lacks a seed of one: those
+    that are missing may be those that failed.
     """
+    if any(rival.final.keys() - row.final.keys() for rival in rivals):
+        return OPEN
     pairs = [differences(ours, theirs) for rival in rivals for ours, theirs in _scores(row, rival)]
     if min(map(len, pairs)) < seeds:
         return OPEN
@@ -151,12 +145,23 @@ def gain_table(rows: Mapping[str, Sequence[Row]]) -> str:
 def draw(study: Study, folder: Path, name: str) -> list[Path]:
     """A picture of one agent beside each number of agents: by steps of each, and of all together."""
     paths = []
-    for agents in sorted({run.agents for run in study.runs} - {1}):
-        found = compare([run.path for run in study.runs if run.agents in (1, agents)])
+    runs = study.kept.runs
+    for agents in sorted({run.agents for run in runs} - {1}):
+        found = renamed(compare([run.path for run in runs if run.agents in (1, agents)]), study.kept)
         paths.append(folder / f"{name}-{agents}-agents.png")
         paths[-1].parent.mkdir(exist_ok=True)
         paths[-1].write_bytes(comparison_sheet(found, inks=PRINT).png_file(dots_per_inch=110))
     return paths
+
+
+def renamed(found: Comparison, kept: Kept) -> Comparison:
+    """The comparison with the names that its cells have in the study."""
+    names = {run.path: each.name for each in kept.all_groups for run in each.group.runs}
+    environments = tuple(
+        replace(each, cells=tuple(replace(cell, label=names[cell.runs[0].path]) for cell in each.cells))
+        for each in found.environments
+    )
+    return replace(found, environments=environments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept: Path = options.kept
     page = kept.with_suffix(".md")
     try:
-        study = Study(environments(kept), options.at, options.rival, options.seeds)
+        study = Study(Kept.read(kept), options.at, options.rival, options.seeds)
         pictures = draw(study, kept.parents[1] / "images", kept.name)
         text = page.read_text(encoding="utf-8")
         for name, content in sections(study, pictures).items():

@@ -1,6 +1,7 @@
 """A study: what finished runs came to is kept once, goes on elsewhere, and becomes tables."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dase_grpc.cli.main import app
+from dase_grpc.config.resolve import resolve
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
+from dase_grpc.runs.curves import Series
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.logs import read_evaluations
+from dase_grpc.runs.reports.sources import LeftOut, SourceRun, grouped
 
 FILE = """
 name = "tiny"
@@ -143,6 +147,42 @@ def test_a_page_is_filled_from_what_is_kept(studies, script, runs, tmp_path, cap
     assert page.read_text() == text
 
 
+def run_of(environment, **settings):
+    method = settings.pop("method", "dase")
+    train = {"agents": 1 if method == "single" else settings.pop("agents", 2)}
+    replay = {"own_share": settings.pop("own_share", "uniform")}
+    config = resolve({"env": {"id": environment}, "train": train, "replay": replay, "dps": settings})
+    curve = Series(np.array([0, 60]), np.zeros(2))
+    return SourceRun(Path(), "", "lockstep", config, {}, curve, evaluated=2, finished=True)
+
+
+VARIANTS = {
+    "single": {"method": "single"},
+    "DASE K=2, isolated": {"divergence": "isolated"},
+    "DASE K=2, jeffreys": {},
+    "DASE K=2, js": {"divergence": "js"},
+    "DASE K=2, jeffreys, normalise": {"normalise": True},
+    "DASE K=2, jeffreys, scope=transition, normalise": {"scope": "transition", "normalise": True},
+    "DASE K=2, advantage": {"measure": "advantage"},
+    "DASE K=2, none, own_share=0.5": {"divergence": "none", "own_share": 0.5},
+    "DASE K=5, jeffreys": {"agents": 5},
+}
+
+
+@pytest.mark.parametrize("finished", range(3, len(VARIANTS) + 1))
+def test_a_row_has_its_name_in_every_environment_whatever_else_has_finished(studies, finished):
+    names = list(VARIANTS)
+    here = [run_of("Hopper-v5", **VARIANTS[name]) for name in names]
+    there = [run_of("Walker2d-v5", **VARIANTS[name]) for name in names[:finished]]
+    groups = grouped([*here, *there])
+    told = dict(zip(map(id, groups), studies.names_of(groups), strict=True))
+    for environment, expected in (("Hopper-v5", names), ("Walker2d-v5", names[:finished])):
+        found = {told[id(group)] for group in groups if group.environment == environment}
+        assert found == set(expected)
+    alone = grouped(there)
+    assert set(studies.names_of(alone)) == set(names[:finished])
+
+
 def test_the_rule_asks_both_scores_against_every_rival(studies, script):
     study_page = script("study_page")
 
@@ -156,3 +196,24 @@ def test_the_rule_asks_both_scores_against_every_rival(studies, script):
         shared = row("shared", final=final, area=area)
         assert study_page.asked(shared, rivals, seeds=5) == verdict
         assert study_page.asked(shared, rivals, seeds=6) == "–"
+
+
+def test_there_is_no_verdict_where_a_seed_of_a_rival_is_missing(studies, script):
+    study_page = script("study_page")
+    better, rival = (
+        studies.Row(name, 60, *({seed: score + seed for seed in range(seeds)} for _ in range(2)), {})
+        for name, score, seeds in (("shared", 10, 6), ("single", 0, 7))
+    )
+    assert study_page.asked(better, [rival], seeds=5) == "–"
+
+
+def test_the_page_names_what_is_left_out(studies, script, runs, tmp_path):
+    study_page = script("study_page")
+    kept = tmp_path / "tiny"
+    studies.keep(runs, kept)
+    (broken,) = [path for path in kept.iterdir() if path.name.startswith("seed-0_single")]
+    file = broken / "agents" / "0" / "evaluations.csv"
+    file.write_text(re.sub(r"^60,[^,]*", "60,nan", file.read_text(), flags=re.MULTILINE))
+    found = studies.Kept.read(kept)
+    assert [type(each) for each in found.left_out] == [LeftOut]
+    assert f"{broken} is left out: it has evaluations that are not finite" in study_page.provenance(found)

@@ -118,6 +118,11 @@ class Group:
         return self.runs[0].agents
 
     @property
+    def method_name(self) -> str:
+        """Such as "single", "DPD" or "DASE K=2"."""
+        return {"single": "single", "dpd": "DPD"}.get(self.method, f"DASE K={self.agents}")
+
+    @property
     def buffer(self) -> int | str:
         """Transitions, or a size such as "512MiB"."""
         return self.runs[0].config.replay.capacity
@@ -213,7 +218,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
     """
     keys = _telling(groups)
     return [
-        _label(group, keys, groups) or f"{group.algorithm_names}, {_method_name(group)}" for group in groups
+        _label(group, keys, groups) or f"{group.algorithm_names}, {group.method_name}" for group in groups
     ]
 
 
@@ -334,7 +339,7 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
     if _ALGORITHMS in keys:
         parts.append(group.algorithm_names)
     if _METHOD in keys or _AGENTS in keys:
-        parts.append(_method_name(group))
+        parts.append(group.method_name)
     if _BUFFER in keys:
         parts.append(
             f"buffer {group.buffer:,}" if isinstance(group.buffer, int) else f"buffer {group.buffer}"
@@ -350,10 +355,6 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
             parts.append(f"{short if plain else key}={_text(group.settings[key])}")
         alike = still
     return ", ".join(parts)
-
-
-def _method_name(group: Group) -> str:
-    return {"single": "single", "dpd": "DPD"}.get(group.method, f"DASE K={group.agents}")
 
 
 def _text(value: Any) -> str:
