@@ -115,7 +115,8 @@ class Schedule:
     Attributes:
         first_steps: collected before the first update, which follows the last of them.
         total: environment steps of the run.
-        marks: at multiples of these many steps something is due, so none is passed over before updates.
+        marks: at multiples of these many steps something is due, so none is passed over; first what counts
+            most where an update stands for so many steps that it passes several.
     """
 
     ratio: Fraction
@@ -126,6 +127,13 @@ class Schedule:
     def next_mark(self, steps: int) -> int:
         """The next number of steps after this one at which something is due."""
         return min([self.total, *(steps // every * every + every for every in self.marks)])
+
+    def stop(self, steps: int, target: int) -> int:
+        """Where to count to, from these steps to the target: to a mark that lies between, if there is one."""
+        if target >= self.total:
+            return self.total
+        passed = (target // every * every for every in self.marks)
+        return next((mark for mark in passed if mark > steps), target)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,8 @@ class ActorsSteps:
     def took_batch(self) -> None:
         """See OwnSteps."""
         self._at.used += 1
-        self._count(self._first_update + floor(self._at.used / self._schedule.ratio))
+        target = self._first_update + floor(self._at.used / self._schedule.ratio)
+        self._count(self._schedule.stop(self._at.steps, target))
 
     def refill(self) -> None:
         """Nothing: the source has another origin then, which is noticed."""
