@@ -5,6 +5,7 @@ import functools
 import re
 from dataclasses import dataclass
 from importlib import resources
+from operator import attrgetter
 from typing import Final, Literal
 
 from pydantic import TypeAdapter
@@ -34,6 +35,11 @@ _METHODS: Final = {
     ("kl", 2): "dase-k2-kl",
     ("none", 2): "dase-k2-uncorrected",
 }
+_COLLECTED_AND_DRAWN: Final = attrgetter(
+    *("train.explore", "train.actors", "train.updates_per_step", "train.overlap"),
+    *("replay.own_share", "replay.sampling"),
+)
+"""How transitions are collected and drawn: in the paper one for each update, uniformly."""
 _VERSIONED: Final = re.compile(r"(\w+)-v\d+")
 
 
@@ -90,15 +96,17 @@ _ROWS: Final = TypeAdapter(PublishedRow)
 def counterpart(config: RunConfig) -> PublishedRow | None:
     """What was published for the experiment that this configuration repeats; None where nothing was.
 
-    It has the paper's settings for every agent, for evaluation and for the similarity, the defaults for
-    distillation, the exact buffer capacity and the unchanged environment; only the environment's version
-    is of today.
+    It has the paper's settings for every agent, for evaluation, for the similarity and for what is collected
+    and drawn, the defaults for distillation, the exact buffer capacity and the unchanged environment; only
+    the environment's version is of today.
     """
     paper = resolve(preset(paper_preset(config.agent.algorithm, config.env.id)))
     agents = {config.for_agent(agent_id).agent for agent_id in range(config.train.agents)}
     if agents != {paper.agent} or config.eval != paper.eval or config.dpd != DpdConfig():
         return None
     if config.method == "dase" and config.dps != DpsConfig(divergence=config.dps.divergence):
+        return None
+    if _COLLECTED_AND_DRAWN(config) != _COLLECTED_AND_DRAWN(paper):
         return None
     method = published_method(config)
     return next((row for row in comparable(config) if row.method == method), None)

@@ -83,6 +83,12 @@ def test_points_up_to_a_step_end_with_the_final_score_at_a_million() -> None:
         ("paper/td3/Swimmer", {"eval": {"episodes": 1}}, None),
         ("paper/td3/Swimmer", {"eval": {"max_episode_steps": 50}}, None),
         ("paper/td3/Swimmer", {"eval": {"every": 5_000}}, None),
+        ("paper/td3/Swimmer", {"replay": {"own_share": 0.5}}, None),
+        ("paper/td3/Swimmer", {"replay": {"sampling": "prioritised"}}, None),
+        ("paper/td3/Swimmer", {"train": {"agents": 1}, "replay": {"sampling": "prioritised"}}, None),
+        ("paper/td3/Swimmer", {"train": {"explore": False, "updates_per_step": 0.25}}, None),
+        ("paper/td3/Swimmer", {"train": {"explore": False, "actors": 2}}, None),
+        ("paper/td3/Swimmer", {"train": {"overlap": True}}, None),
     ],
 )
 def test_the_counterpart_has_the_papers_settings(

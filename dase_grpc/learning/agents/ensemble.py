@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.networks import restore
 from dase_grpc.learning.agents.registry import as_actor_critic, make_agent
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -30,18 +31,19 @@ class EnsemblePolicy:
         schema: TransitionSchema,
         device: torch.device,
     ) -> Self:
-        """The policy out of what each agent's `state_dict` gave.
+        """The policy out of what each agent's `state_dict` gave, a distilling one's, too.
 
         Raises:
             AlgorithmError: an algorithm of the user's is missing, or has no critics to ask.
             KeyError: a tensor is missing; a policy alone is not enough.
-            ValueError: one too many, or one of another shape or dtype.
+            ValueError: one has another shape or dtype.
         """
         agents = []
         for config, state in states:
-            agent = make_agent(config, schema, seed=0, agent_id=0, device=device)
-            agent.load_state_dict(state)
-            agents.append(as_actor_critic(agent, use="an ensemble"))
+            made = make_agent(config, schema, seed=0, agent_id=0, device=device)
+            agent = as_actor_critic(made, use="an ensemble")
+            restore(agent.judgement, {name: state[name] for name in agent.judgement if name in state})
+            agents.append(agent)
         return cls(agents)
 
     def act(self, observation: Array) -> Array:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from learning.agent_cases import CONFIGS, make
+from learning.dpd_cases import Board, dpd_of
 from learning.td3_cases import CPU, SCHEMA
 
 from dase_grpc.learning.agents.ensemble import EnsemblePolicy
@@ -48,6 +49,16 @@ def test_agents_of_several_algorithms_judge_in_the_environments_rewards(names):
     assert found.dtype == np.float32
     assert found.shape == (40, SCHEMA.action_size)
     assert np.abs(found).max() <= 1
+
+
+def test_agents_that_distil_act_as_what_they_have_learned():
+    board, members = Board(), agents("td3 normalised", "td3 normalised")
+    states = [
+        (agent.config, dpd_of(agent, board, agent_id=agent_id).state_dict())
+        for agent_id, agent in enumerate(members)
+    ]
+    loaded = EnsemblePolicy.load(states, SCHEMA, CPU)
+    assert np.array_equal(loaded.act(OBSERVATIONS), EnsemblePolicy(members).act(OBSERVATIONS))
 
 
 def test_a_policy_alone_is_not_enough():
