@@ -264,7 +264,11 @@ def evaluate(
         int | None, flags.option("--seed", "Seed of the first episode; else that of training.")
     ] = None,
     best: Annotated[
-        bool, flags.option("--best", "The best checkpoint of each agent instead of its latest.")
+        bool,
+        flags.option(
+            "--best",
+            "Each agent's best checkpoint instead of its latest, in other episodes than it was chosen by.",
+        ),
     ] = False,
     video: Annotated[
         Path | None, flags.option("--video", "Film the best agent's first episode (.mp4 or .gif).")

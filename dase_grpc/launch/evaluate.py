@@ -141,12 +141,13 @@ def evaluate_checkpoint(
 
     With `best` it is the one whose own step had the highest mean return in training's evaluations; with
     `agent`, only that one's. `seed` is that of the first episode; left out, it is the training's, so that
-    with eval.episodes episodes these are the training's own. `video` films the first episode of the policy
-    whose mean return is the highest. Blocks for all episodes.
+    with eval.episodes episodes these are the training's own, unless the policy is chosen by these. `video`
+    films the first episode of the policy whose mean return is the highest. Blocks for all episodes.
 
     The agent "best" is the one with the highest mean return over eval.episodes episodes with the training's
-    evaluation seeds, and "ensemble" the policy of all (`EnsemblePolicy`); unless `seed` is given, what is
-    reported of them comes from other seeds, those of the run's purpose SCORE, and is noted in scores.jsonl.
+    evaluation seeds, and "ensemble" the policy of all (`EnsemblePolicy`). Unless `seed` is given, what is
+    reported of them, and of the `best` checkpoints, comes from other seeds, those of the run's purpose SCORE;
+    of the best agent and the ensemble it is noted in scores.jsonl.
 
     Raises:
         RunDirectoryError: no checkpoint there, or a damaged one.
@@ -163,10 +164,10 @@ def evaluate_checkpoint(
     contestants = _contestants(found, target, agent)
     first = contestants[0].first
     if seed is None:
-        purpose = Purpose.SCORE if agent in CHOICES else Purpose.EVALUATION
+        purpose = Purpose.SCORE if best or agent in CHOICES else Purpose.EVALUATION
         seed = integer(first.config.train.seed, purpose)
-    elif agent == "best":
-        _require_others(seed, episodes, first)
+    elif best or agent == "best":
+        _require_others(seed, episodes, first, chosen_by="--best" if best else "--agent best")
     if video is not None:  # so that what cannot be filmed is refused before any work
         filmed(contestants[0].policy, contestants[0].first, seed, max_episode_steps=0)
     if agent == "best":
@@ -227,8 +228,8 @@ def _note_score(run: RunDirectory, policy: str, result: EvaluatedCheckpoint) -> 
         _log.warning("the report will not show this score: %s", error)
 
 
-def _require_others(seed: int, episodes: int, checkpoint: Checkpoint) -> None:
-    """Checks that episodes are none of those that the best agent is chosen by."""
+def _require_others(seed: int, episodes: int, checkpoint: Checkpoint, *, chosen_by: str) -> None:
+    """Checks that episodes are none of those that the best agent, or checkpoint, is chosen by."""
     config = checkpoint.config
     first = integer(config.train.seed, Purpose.EVALUATION)
     reported, choosing = (
@@ -237,8 +238,8 @@ def _require_others(seed: int, episodes: int, checkpoint: Checkpoint) -> None:
     )
     if set(reported) & set(choosing):
         raise UsageError(
-            f"--seed {seed} would report episodes that --agent best is chosen by; choose another seed, or "
-            f"leave it out"
+            f"--seed {seed} would report episodes that {chosen_by} chooses by; choose another seed, or leave "
+            "it out"
         )
 
 

@@ -12,6 +12,7 @@ from synthetic import flat, write_run
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.runs.reports.comparison_tables import FILES
+from dase_grpc.seeding import Purpose, integer
 
 
 def trained(dase, *arguments: object) -> tuple[RunDirectory, str]:
@@ -104,7 +105,12 @@ def test_a_run_is_resumed_to_a_larger_total_verified_and_its_best_evaluated(dase
     best = max(range(1, 5), key=lambda index: (curve.return_mean[index], index))
     code, out, _ = dase("evaluate", "runs/run", "--best", "--episodes", 2)
     assert code == 0
-    assert f"after {curve.step[best]} steps: mean return {curve.return_mean[best]:,.1f} " in out
+    assert f"after {curve.step[best]} steps: mean return " in out
+    assert f"mean return {curve.return_mean[best]:,.1f} " not in out, "those are the episodes it is chosen by"
+    chosen_by = str(integer(directory.config.train.seed, Purpose.EVALUATION))
+    code, _, err = dase("evaluate", "runs/run", "--best", "--episodes", 2, "--seed", chosen_by)
+    assert code == 2
+    assert "would report episodes that --best chooses by" in err
     assert dase("resume", "runs/run")[0] == 2
 
 

