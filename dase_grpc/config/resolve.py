@@ -95,6 +95,11 @@ class RunConfig(Section):
         return self.train.method != "dpd"
 
     @property
+    def anneals(self) -> bool:
+        """Whether what an agent learns up to a step depends on the total of steps: β grows until there."""
+        return self.replay.sampling == "prioritised" and self.priorities.beta != self.priorities.beta_final
+
+    @property
     def distinct_agents(self) -> tuple[AgentConfig, ...]:
         """The settings of each member of a mixed ensemble, or those that all agents share, once."""
         return self.members or (self.agent,)

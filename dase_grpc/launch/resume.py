@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
@@ -19,6 +20,11 @@ from dase_grpc.runs.files import FolderLock, require_utf8, written
 from dase_grpc.runs.rewind import Rewound, changed_versions, require_same_settings, rewind
 from dase_grpc.runs.rounds import newest_whole_round
 from dase_grpc.schema import TransitionSchema
+
+_OTHER_BETA: Final = (
+    "β of the priorities grows until the last step, so with another total it goes on from another value, and "
+    "the run differs from one of this total at once"
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     note = changed_versions(directory.versions, versions())
     if note is not None:
         say(console, f"note: {note}")
+    if config.anneals and config.train.steps != directory.config.train.steps:
+        say(console, f"note: {_OTHER_BETA}")
     resumed = None
     if mode in IN_ROUNDS:
         checks.require_memory(config, schema)

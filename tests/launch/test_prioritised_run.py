@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from launch.resuming import assert_equal, config, records, train
+from launch.resuming import assert_equal, config, records, resume, train, train_until
 
+from dase_grpc.learning.agents.policy import Normaliser
 from dase_grpc.learning.training.updates import Updates, importance
 from dase_grpc.replay.buffer.priorities import Priorities
 
@@ -80,3 +81,28 @@ def test_losses_are_weighed_by_importance(tmp_path, monkeypatch, mode):
         run("halves", lambda likelihood, beta: np.full_like(likelihood, 0.5)), rel=1e-3
     )
     assert ones != pytest.approx(run("first", of_first), rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("final", "told"), [(1.0, True), (0.4, False)])
+def test_a_larger_total_is_told_to_change_beta_where_it_does(tmp_path, capsys, final, told):
+    directory = train_until(tmp_path, config(**SETTINGS, priorities__beta_final=final), 60)
+    resume(directory, steps=130)
+    assert ("β of the priorities grows until the last step" in capsys.readouterr().out) == told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["lockstep", "stack"])
+def test_the_normaliser_learns_from_what_the_losses_count(tmp_path, monkeypatch, mode):
+    """Rows corrected for how likely they were, so that its moments approach those of uniform draws."""
+    weights, learn = [], Normaliser.learn
+
+    def noted(self, observation, weight, **options):
+        weights.append(weight.flatten().tolist())
+        learn(self, observation, weight, **options)
+
+    monkeypatch.setattr(Normaliser, "learn", noted)
+    settings = {**SETTINGS, "agent__normalise_observations": True, "dps__divergence": "none"}
+    train(tmp_path, config(**settings), mode=mode)
+    assert all(max(each) == 1 for each in weights)
+    assert any(min(each) < 1 for each in weights), "nothing but the correction weighs here"

@@ -30,8 +30,9 @@ SAME_EXPERIMENT: Final = frozenset(
         "metrics.port",
     }
 )
-"""Settings that do not change what an agent learns up to a step."""
+"""Settings that do not change what an agent learns up to a step; the total does where β grows until there."""
 _ALGORITHMS, _METHOD, _AGENTS, _BUFFER = "agent.algorithm", "train.method", "train.agents", "replay.capacity"
+_STEPS: Final = "train.steps"
 _LEADING: Final = (_ALGORITHMS, _METHOD, _AGENTS, _BUFFER)
 _METHOD_ORDER: Final = ("single", "dpd", "dase")
 
@@ -208,7 +209,8 @@ def settings(config: RunConfig) -> dict[str, Any]:
         tables |= {f"members.{index}": member for index, member in enumerate(members)}
     found = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
     found |= {_ALGORITHMS: "+".join(config.algorithms), _METHOD: config.method}
-    return {key: value for key, value in found.items() if key not in SAME_EXPERIMENT}
+    left_out = SAME_EXPERIMENT - {_STEPS} if config.anneals else SAME_EXPERIMENT
+    return {key: value for key, value in found.items() if key not in left_out}
 
 
 def labels(groups: Sequence[Group]) -> list[str]:

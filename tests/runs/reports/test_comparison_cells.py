@@ -61,6 +61,16 @@ def test_seed_length_threads_logging_and_ports_make_no_other_experiment(bench: B
     assert [run.seed for run in group.runs] == [0, 0, 0, 0, 1]
 
 
+def test_the_total_of_steps_counts_where_beta_grows_until_there(bench: Bench) -> None:
+    drawn: dict[str, Any] = {"replay__sampling": "prioritised", "priorities__beta": 0.4}
+    runs = [bench.run(train__steps=steps, **drawn) for steps in (1_000, 1_500)]
+    assert names(*runs) == ["steps=1000", "steps=1500"]
+    constant = [
+        bench.run(train__steps=steps, priorities__beta_final=0.4, **drawn) for steps in (1_000, 1_500)
+    ]
+    assert len(grouped(constant)) == 1
+
+
 def test_the_settings_that_do_not_count_exist() -> None:
     assert set(setting_names()) >= SAME_EXPERIMENT
 
