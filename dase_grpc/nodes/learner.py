@@ -44,6 +44,7 @@ from dase_grpc.replay.client.handoff import Standstill, WaitReason
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.runs.directory import agent_directory
 from dase_grpc.runs.lease_note import ended_node_id
 
@@ -228,6 +229,7 @@ def put_together(
         pair=pairing(frame.config, agent_id, exchange) if paired else None,
         audience=None if paired else _audience(exchange, shards.first, frame.config),
         actor_steps=collected,
+        stored_since=joined.member.inserted if goes_on_behind(joined.member, resumed) else 0,
     )
     exchange.steps = lambda: learner.steps
     streams = LearnerStreams(shards, link, exchange, frame.lines)
@@ -238,6 +240,11 @@ def put_together(
         training.refill_if_short()
     shards.on_restart(training.refill_if_short)
     return training
+
+
+def goes_on_behind(member: Membership, resumed: Resumed | None) -> bool:
+    """Whether the buffer holds transitions of the agent from after the checkpoint that it goes on from."""
+    return member.inserted > (0 if resumed is None else resumed.stored)
 
 
 def _link(

@@ -1,7 +1,9 @@
 """What a learner refuses, where its results go, and what it goes on from."""
 
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, train, training
@@ -169,6 +171,42 @@ async def test_a_resumed_learner_without_a_checkpoint_begins_anew_and_says_so(se
     await train(options)
     assert "agent 0 has no checkpoint to resume from, so it begins anew" in caplog.text
     assert checkpoint_step(tmp_path / "run") == 80
+
+
+RANDOM = {"agent__start_steps": 200, "train__checkpoint_every": 30}
+"""All of a run's 80 steps are random."""
+
+
+@pytest.mark.parametrize("kept", ["a checkpoint", "nothing"])
+async def test_random_steps_behind_the_checkpoint_are_not_stored_a_second_time(service, tmp_path, kept):
+    await train(learner_options(service.address, tmp_path / "run", **RANDOM))
+    first, *later = sorted((tmp_path / "run/agents/0/checkpoints").iterdir())
+    for path in (*later, *([first] * (kept == "nothing"))):  # as if it had been killed
+        shutil.rmtree(path)
+    step = 0 if kept == "nothing" else load_checkpoint(first).step
+    await train(learner_options(service.address, tmp_path / "run", **RANDOM, resume=True))
+    rows = service.run.store.ring.ordered()
+    assert len(rows) == 80 + 80 - step
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    assert checkpoint_step(tmp_path / "run") == 80
+
+
+async def test_where_the_buffer_holds_nothing_else_a_learner_explores_on_as_without_a_break(tmp_path):
+    rows = []
+    for breaks in ((80,), (30, 80)):
+        async with serving() as service:
+            for resume, total in enumerate(breaks):
+                await train(
+                    learner_options(
+                        service.address,
+                        tmp_path / f"{len(breaks)}",
+                        train__steps=total,
+                        resume=resume > 0,
+                        **RANDOM,
+                    )
+                )
+            rows.append(service.run.store.ring.ordered())
+    assert np.array_equal(*rows)
 
 
 async def test_a_resumed_learner_passes_over_a_damaged_checkpoint_and_says_so(service, tmp_path, caplog):

@@ -67,6 +67,9 @@ class Explorer:
     is not refused. Steps are held back until their return is whole. A refused step ends the returns of those
     before it, and so does a break of the episode: what is held then goes out with the next step.
 
+    With `anew`, `resume` leaves the generator as it was given: what comes then is drawn from streams of its
+    own, as are the episodes after the one that is gone on with.
+
     Attributes:
         restarts: the calls that raised in the last `step`, each a restart; also where that failed in the end.
     """
@@ -83,13 +86,14 @@ class Explorer:
         noise: Noise,
         n_step: int = 1,
         discount: float = 1.0,
+        anew: bool = False,
     ) -> None:
         self._env = env
         self._restartable = env if isinstance(env, RestartableEnv) else None
         self._schema = schema
         self._agent_id = agent_id
-        self._rng = rng
-        self._episode_seed = episode_seed
+        self._rng, self._anew = rng, anew
+        self._episode_seed, self._seed = episode_seed, 0
         self._start_steps, self._noise = start_steps, noise
         self._looks_at_noise = type(noise) is not Gaussian
         self._returns = NStep(schema, n=n_step, discount=discount) if n_step > 1 else None
@@ -190,6 +194,7 @@ class Explorer:
             "warned": self._warned,
             "length": self._length,
             "return": repr(self._return),  # NaN and infinity included, which JSON has not
+            "seed": self._seed,
         }
         if self._restartable is not None:
             numbers["failures"] = self._restartable.failures
@@ -209,7 +214,8 @@ class Explorer:
         Raises:
             KeyError, TypeError, ValueError: they are not what `state` gave.
         """
-        seeding.restore_generator(self._rng, numbers["generator"])
+        if not self._anew:
+            seeding.restore_generator(self._rng, numbers["generator"])
         self._steps, self._episodes = int(numbers["steps"]), int(numbers["episodes"])
         self._refused_in_a_row, self._warned = int(numbers["refused_in_a_row"]), bool(numbers["warned"])
         self._observation, self._broken_off = None, None
@@ -222,6 +228,8 @@ class Explorer:
             {name.removeprefix(_NOISE): arrays[name] for name in arrays if name.startswith(_NOISE)}
         )
         if numbers["within_episode"]:
+            before = self._episodes - 1
+            self._seed = int(numbers["seed"]) if "seed" in numbers else self._episode_seed(before)
             kept = (arrays["actions"], arrays["observation"]) if "actions" in arrays else None
             self._broken_off = kept, str(numbers["return"])
 
@@ -262,8 +270,7 @@ class Explorer:
 
     def _replays(self, actions: Array, observation: Array, return_: str) -> bool:
         """Plays the current episode again; whether it comes to this observation and return."""
-        self._episodes -= 1
-        reached = self._reset()
+        reached = self._reset_to(self._seed)
         for action in actions:
             reached, _, terminated, truncated = self._act(action)
             if terminated or truncated:
@@ -280,8 +287,11 @@ class Explorer:
         self._to_env = ActionMap(self._env.action_space)
 
     def _reset(self) -> Array:
-        seed = self._episode_seed(self._episodes)
+        self._seed = self._episode_seed(self._episodes)
         self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
+        return self._reset_to(self._seed)
+
+    def _reset_to(self, seed: int) -> Array:
         size = self._schema.observation_size
         observation = reset(self._env, seed=seed, size=size, look=self._look_for_coarse)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())

@@ -83,13 +83,16 @@ def build_learner(
     audience: Audience | None = None,
     actor_steps: ActorSteps | None = None,
     memory: Memory = OWN,
+    stored_since: int = 0,
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
     The watch of a `WatchedEnv` sees the evaluations' environments too. With a `pair` the agent also distils
     its peer's policy; an `audience` is shown its own. Where `config.train.explore` is off, `actor_steps` says
     what the agent's actors collect. `memory` gives out the agent's tensors; of a stack, its updates are
-    recorded by whoever makes them.
+    recorded by whoever makes them. `stored_since` says how many transitions the agent had stored when it
+    began, where the buffer has some that it does not go on from: it then explores otherwise than before, for
+    random steps would be stored a second time.
     """
     recorder = None if memory.stacked else recorder_of(config, device)
     alone = None if recorder is None or pair is not None else StackedMemory(1)
@@ -101,7 +104,7 @@ def build_learner(
         agent_id=agent_id,
         device=device,
         agent=agent,
-        explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
+        explorer=_explorer(config, schema, env, agent_id, stored_since) if config.train.explore else None,
         evaluator=build_evaluator(config, schema, agent_id=agent_id, make=_evaluated(config, env)),
         weigher=_weigher(config, schema, agent_id, agent=agent, memory=memory, metrics=metrics),
         sink=sink,
@@ -170,18 +173,22 @@ def recorder_of(config: RunConfig, device: torch.device) -> Recorder | None:
     return recorder
 
 
-def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, agent_id: int) -> Explorer:
+def _explorer(
+    config: RunConfig, schema: TransitionSchema, env: Environment, agent_id: int, stored_since: int
+) -> Explorer:
     seed, purpose = config.train.seed, seeding.Purpose
+    streams = (agent_id, stored_since) if stored_since else (agent_id,)
     return Explorer(
         env,
         schema,
         agent_id=agent_id,
-        rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
-        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
+        rng=seeding.generator(seed, purpose.EXPLORATION, *streams),
+        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, *streams),
         start_steps=config.agent.start_steps,
         noise=exploration(config.agent, schema),
         n_step=config.agent.n_step,
         discount=config.agent.gamma,
+        anew=stored_since > 0,
     )
 
 

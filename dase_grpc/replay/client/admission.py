@@ -60,6 +60,7 @@ class Joined:
             members[0],
             capacity=sum(member.capacity for member in members),
             buffer_size=sum(member.buffer_size for member in members),
+            inserted=sum(member.inserted for member in members),
         )
 
     def connected(self, lines: Lines, connect: Callable[..., C], **options: Any) -> list[C]:

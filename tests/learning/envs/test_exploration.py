@@ -18,7 +18,7 @@ from dase_grpc.schema import TransitionSchema
 POLICY = plain_policies.ConstantPolicy(0.25)
 
 
-def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.0) -> Explorer:
+def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.0, anew=False) -> Explorer:
     return Explorer(
         env,
         schema_of(env, "a world"),
@@ -27,6 +27,7 @@ def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.
         episode_seed=lambda episode: first_seed + 2 * episode,
         start_steps=start_steps,
         noise=Gaussian(noise),
+        anew=anew,
     )
 
 
@@ -256,6 +257,31 @@ def test_an_explorer_goes_on_from_where_another_was_saved(world, at):
         assert (one.reason, one.episode) == (two.reason, two.episode)
         assert [row.tobytes() for row in one.rows] == [row.tobytes() for row in two.rows]
     assert len(steps) == at
+
+
+def test_an_explorer_that_goes_on_anew_ends_its_episode_and_draws_from_streams_of_its_own():
+    straight, _ = explore(worlds.PointGoal(), 33, start_steps=1_000, seed=4)
+    resumed = explorer(worlds.PointGoal(), start_steps=1_000, seed=5, first_seed=901, anew=True)
+    numbers, arrays = straight.state()
+    resumed.resume(through_json(numbers), arrays)
+    assert resumed.replay(), "the episode is played again by the seed that it began with"
+    other, ours = ([each.step(POLICY, 0).rows[0] for _ in range(20)] for each in (straight, resumed))
+    assert ours[0][0] == other[0][0]
+    assert not any(np.array_equal(*pair) for pair in zip(ours, other, strict=True))
+    start, _ = worlds.PointGoal().reset(seed=901 + 2 * 2)
+    assert ours[7][0] == start[0]
+    again = explorer(worlds.PointGoal(), start_steps=1_000, seed=6, first_seed=7, anew=True)
+    again.resume(*resumed.state())
+    assert again.replay()
+
+
+def test_a_state_that_was_saved_without_its_episodes_seed_is_gone_on_from():
+    straight, _ = explore(worlds.PointGoal(), 33)
+    numbers, arrays = straight.state()
+    del numbers["seed"]
+    resumed = explorer(worlds.PointGoal())
+    resumed.resume(numbers, arrays)
+    assert resumed.replay()
 
 
 def test_a_saved_state_is_not_changed_by_what_comes_after():
