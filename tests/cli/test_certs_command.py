@@ -81,6 +81,7 @@ def test_show_says_whose_and_until_when_and_what_has_expired(dase, tmp_path):
         (("--role", "observer", "--agent", 1), "acts as no agent"),
         (("--role", "replay"), "--host"),
         (("--role", "replay", "--host", "ä ö"), "neither a host name"),
+        (("--role", "replay", "--host", "replay..example"), "neither a host name"),
     ],
 )
 def test_what_cannot_be_issued_is_refused_in_one_sentence(dase, tmp_path, arguments, says):

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -11,6 +12,7 @@ from typing import Final
 from dase_grpc.errors import CredentialsError
 from dase_grpc.replay.security.folders import CA, CRL, alone_in, put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
+from dase_grpc.replay.wire.addresses import can_be_host
 
 try:
     from cryptography import x509
@@ -254,14 +256,12 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _host(name: str) -> x509.GeneralName:
-    try:
+    with suppress(ValueError):
         return x509.IPAddress(ip_address(name))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(name)
-    except ValueError as error:
-        raise CredentialsError(f"--host {name!r} is neither a host name nor an IP address") from error
+    with suppress(ValueError):
+        if can_be_host(name):
+            return x509.DNSName(name)
+    raise CredentialsError(f"--host {name!r} is neither a host name nor an IP address")
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
