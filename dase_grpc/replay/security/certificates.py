@@ -21,7 +21,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    from dase_grpc.replay.security.revocation import Certificate, is_signed_by, read_lists
+    from dase_grpc.replay.security.revocation import Certificate, is_signed_by, number_of, read_lists
 except ModuleNotFoundError as error:
     raise CredentialsError(
         "`dase certs` needs the cryptography library; install it with pip install 'dase-grpc[certs]'"
@@ -169,13 +169,21 @@ def _next_list(
     now: datetime,
     until: datetime,
 ) -> x509.CertificateRevocationListBuilder:
-    """The list that follows the one before, with more serial numbers on it."""
+    """The list that follows the one before, with more serial numbers on it.
+
+    It is later and has a higher number, even where the clock was ahead at the one before, or where that is
+    lost or an old copy.
+    """
+    update, number = now - BACKDATED, int(now.timestamp())
+    if before is not None:
+        update = min(max(update, before.last_update_utc), until)
+        number = max(number, (number_of(before) or 0) + 1)
     made = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
-        .last_update(now - BACKDATED)
+        .last_update(update)
         .next_update(until)
-        .add_extension(x509.CRLNumber(_number_of(before) + 1), critical=False)
+        .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),  # type: ignore[arg-type]
             critical=False,
@@ -341,16 +349,6 @@ def _list_of(directory: Path, authority: x509.Certificate) -> x509.CertificateRe
     if not is_signed_by(found, authority):
         raise CredentialsError(f"{file} is not signed by {directory / CA}; move it away, or back")
     return found
-
-
-def _number_of(found: x509.CertificateRevocationList | None) -> int:
-    """The list's number; 0 of none, and of one that another tool has signed without a number."""
-    if found is None:
-        return 0
-    try:
-        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-    except x509.ExtensionNotFound:
-        return 0
 
 
 def _revoked_in(directory: Path) -> frozenset[Certificate]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,16 +35,34 @@ log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
+class Edition:
+    """Which of its authority's lists one is: its number, None of a list without, and when it was signed."""
+
+    number: int | None
+    signed: datetime
+
+    def __str__(self) -> str:
+        number = "" if self.number is None else f"number {self.number} "
+        return f"{number}of {self.signed:%Y-%m-%d %H:%M} UTC"
+
+    def precedes(self, other: "Edition") -> bool:
+        """Whether it is older; by the numbers where both have one, for an authority's clock may be ahead."""
+        if self.number is None or other.number is None or self.number == other.number:
+            return self.signed < other.signed
+        return self.number < other.number
+
+
+@dataclass(frozen=True)
 class RevocationLists:
     """What a file of revocation lists says: who is withdrawn, and until when the first list counts.
 
-    `signed` says when each authority has signed its latest list; `without` are the names of those authorities
+    `editions` says of each authority which its latest list is; `without` are the names of those authorities
     whose certificates all count, for they have no list.
     """
 
     revoked: frozenset[Certificate]
     until: datetime
-    signed: Mapping[x509.Name, datetime]
+    editions: Mapping[x509.Name, Edition]
     without: frozenset[str]
 
 
@@ -76,10 +94,27 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
         raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
     lists = [_checked(file, block, authorities, now) for block in blocks]
     revoked = {(each.issuer, one.serial_number) for each in lists for one in each}
-    signed = {each.issuer: each.last_update_utc for each in sorted(lists, key=_signed)}
     without = {each.subject for each in authorities} - {each.issuer for each in lists}
     names = frozenset(name.rfc4514_string() for name in without)
-    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), signed, names)
+    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), _editions(lists), names)
+
+
+def _editions(lists: Iterable[x509.CertificateRevocationList]) -> dict[x509.Name, Edition]:
+    """The latest list of each authority."""
+    latest: dict[x509.Name, Edition] = {}
+    for each in lists:
+        edition = Edition(number_of(each), each.last_update_utc)
+        if not edition.precedes(latest.get(each.issuer, edition)):
+            latest[each.issuer] = edition
+    return latest
+
+
+def number_of(found: x509.CertificateRevocationList) -> int | None:
+    """The list's number; None of one that another tool has signed without a number."""
+    try:
+        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        return None
 
 
 def _checked(
@@ -117,10 +152,6 @@ def is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certific
         return False
 
 
-def _signed(found: x509.CertificateRevocationList) -> datetime:
-    return found.last_update_utc
-
-
 def _end(found: x509.CertificateRevocationList) -> datetime:
     """When a list ends; one that does not say has ended long ago."""
     return found.next_update_utc or datetime.fromtimestamp(0, UTC)
@@ -148,7 +179,7 @@ class Revocation:
 
     def __init__(self, file: Path, authority: Path, *, clock: Callable[[], float]) -> None:
         self._clock, self._file, self._authority = clock, file, authority
-        self._signed: Mapping[x509.Name, datetime] = {}
+        self._editions: Mapping[x509.Name, Edition] = {}
         self._lists = Live(f"revocation lists of {file}", lambda: stamp_of(file, authority), self._read)
         self._open: set[_OpenCall] = set()
         self._said_ended: datetime | None = None
@@ -197,17 +228,18 @@ class Revocation:
     def _read(self) -> RevocationLists:
         """The lists that lie there now; one that is older than that in use would let nodes in again."""
         lists = read_lists(self._file, self._authority, now=self._now())
-        for authority, signed in lists.signed.items():
-            if signed < self._signed.get(authority, signed):
+        for authority, edition in lists.editions.items():
+            used = self._editions.get(authority, edition)
+            if edition.precedes(used):
                 raise CredentialsError(
-                    f"the revocation list in {self._file} was signed before the one in use; "
-                    f"copy the latest there"
+                    f"the revocation list in {self._file} was signed before the one in use ({edition}, not "
+                    f"{used}); copy the latest there"
                 )
         for name in sorted(lists.without):
             log.warning(
                 "%s has no list of %s, which is in %s: all its certificates count", self._file, name, CA
             )
-        self._signed = lists.signed
+        self._editions = lists.editions
         return lists
 
     def _now(self) -> datetime:

@@ -28,7 +28,7 @@ from dase_grpc.replay.security.certificates import issue, revoke
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.door import Door, door_of
 from dase_grpc.replay.security.identity import Identity, Role
-from dase_grpc.replay.security.revocation import Revocation, read_lists
+from dase_grpc.replay.security.revocation import Edition, Revocation, number_of, read_lists
 
 PRINTABLE = _ASN1Type.PrintableString
 """Another encoding than that of the names which the library makes by itself."""
@@ -261,6 +261,68 @@ async def test_a_list_that_is_older_than_the_one_in_use_lets_nobody_in_again(rin
         assert guard.door.state.lists_unfit
         await refused(caller.cluster.status(), guard, 1)
     assert "was signed before the one in use" in caplog.text
+
+
+def by_the_clock(ring, tmp_path):
+    """The next list of a tool that goes by the clock alone."""
+    withdraw(ring, "observer")
+    before = x509.load_pem_x509_crl((ring.authority / "ca.crl").read_bytes())
+    key = serialization.load_pem_private_key((ring.authority / "ca.key").read_bytes(), None)
+    made = listing(before.issuer).add_extension(x509.CRLNumber(number_of(before) + 1), critical=False)
+    for each in before:
+        made = made.add_revoked_certificate(each)
+    return written(tmp_path, made, key)
+
+
+@pytest.mark.parametrize("next_list", [None, by_the_clock])
+async def test_a_list_counts_though_the_authoritys_clock_was_ahead_at_the_one_before(
+    ring, tmp_path, caplog, next_list
+):
+    ring.folder("observer")
+    withdraw(ring, now=datetime.now(UTC) + timedelta(minutes=40))
+    used = ring.authority / "ca.crl"
+    before = shutil.copy(used, tmp_path / "before")
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("observer")) as caller:
+        await caller.cluster.status()
+        if next_list is None:
+            withdraw(ring, "observer")
+        else:
+            shutil.copy(next_list(ring, tmp_path), used)
+        guard.door.look()
+        await refused(caller.cluster.status(), guard, 1)
+        assert not guard.door.state.lists_unfit
+        shutil.copy(before, used)
+        guard.door.look()
+        assert guard.door.state.lists_unfit
+        await refused(caller.cluster.status(), guard, 2)
+    assert "was signed before the one in use" in caplog.text
+
+
+async def test_a_list_counts_where_the_authority_has_lost_the_one_before(ring):
+    for _ in range(3):
+        withdraw(ring)
+    ring.folder("observer")
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("observer")) as caller:
+        (ring.authority / "ca.crl").unlink()
+        withdraw(ring, "observer", now=datetime.now(UTC) + timedelta(minutes=1))
+        guard.door.look()
+        await refused(caller.cluster.status(), guard, 1)
+
+
+def test_lists_without_numbers_are_compared_by_their_dates():
+    now = datetime.now(UTC)
+    later = now + timedelta(minutes=1)
+    assert Edition(None, now).precedes(Edition(7, later))
+    assert Edition(7, now).precedes(Edition(None, later))
+    assert Edition(7, now).precedes(Edition(7, later))
+    assert not Edition(7, later).precedes(Edition(7, later))
+    assert Edition(6, later).precedes(Edition(7, now))
+
+
+def test_a_list_is_signed_though_the_clock_was_ahead_beyond_its_end(ring):
+    withdraw(ring, now=datetime.now(UTC) + timedelta(days=400))
+    made = withdraw(ring, days=1)
+    assert read_lists(made.file, ring.authority / "ca.crt", now=datetime.now(UTC)).until <= made.until
 
 
 async def test_a_list_that_is_taken_away_or_ends_while_the_service_runs_stays_in_use(ring, caplog):
