@@ -167,7 +167,7 @@ def test_a_list_or_a_record_that_is_damaged_is_not_written_over(dase, tmp_path, 
     assert "issued.txt is damaged" in err
 
 
-@pytest.mark.parametrize("step", ["_list_of", "put"])
+@pytest.mark.parametrize("step", ["own_list", "put"])
 def test_nobody_else_withdraws_between_the_list_before_and_the_next(dase, tmp_path, monkeypatch, step):
     dase("certs", "init", tmp_path)
     dase("certs", "issue", tmp_path, "--role", "learner")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import CA, Live, read_public, stamp_of
+from dase_grpc.replay.security.folders import CA, CRL, Live, read_public, stamp_of
 from dase_grpc.replay.security.tokens import BadToken
 from dase_grpc.replay.wire.status import Context
 
@@ -25,6 +25,15 @@ except ModuleNotFoundError as error:
     ) from error
 
 REVOKED: Final = "revoked"
+UNREADABLE: Final = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library raises of a file that it cannot read, be it when a part of it is first looked at."""
+
 _BEGIN: Final = b"-----BEGIN X509 CRL-----"
 _LIST: Final = re.compile(_BEGIN + rb"[^-]+-----END X509 CRL-----")
 
@@ -68,7 +77,7 @@ class RevocationLists:
 
 @lru_cache(maxsize=4_096)
 def certificate_of(pem: bytes) -> Certificate:
-    """The certificate in a PEM text; a ValueError where that is none."""
+    """The certificate in a PEM text; one of UNREADABLE where that is none."""
     found = x509.load_pem_x509_certificate(pem)
     return found.issuer, found.serial_number
 
@@ -90,11 +99,12 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
         raise _damaged(file)
     try:
         authorities = x509.load_pem_x509_certificates(read_public(authority))
-    except ValueError as error:
+        subjects = {each.subject for each in authorities}
+    except UNREADABLE as error:
         raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
     lists = [_checked(file, block, authorities, now) for block in blocks]
     revoked = {(each.issuer, one.serial_number) for each in lists for one in each}
-    without = {each.subject for each in authorities} - {each.issuer for each in lists}
+    without = subjects - {each.issuer for each in lists}
     names = frozenset(name.rfc4514_string() for name in without)
     return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), _editions(lists), names)
 
@@ -123,9 +133,9 @@ def _checked(
     try:
         found = x509.load_pem_x509_crl(block)
         critical = any(extension.critical for extension in found.extensions)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise _damaged(file) from error
-    if not any(is_signed_by(found, each) for each in authorities):
+    if not any(_is_signed_by(found, each) for each in authorities):
         raise CredentialsError(
             f"the revocation list in {file} is not signed by an authority whose certificate is in {CA}; copy "
             f"the one that `dase certs revoke` has made there"
@@ -144,11 +154,29 @@ def _damaged(file: Path) -> CredentialsError:
     return CredentialsError(f"the revocation list in {file} is damaged; copy it there again")
 
 
-def is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+def own_list(directory: Path, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
+    """The list in an authority's folder, if it has one; whoever lost it would let in again who is on it."""
+    file = directory / CRL
+    if not file.exists():
+        return None
+    try:
+        found = x509.load_pem_x509_crl(file.read_bytes())
+        number_of(found)  # the extensions are parsed when they are asked for
+    except (OSError, *UNREADABLE) as error:
+        raise CredentialsError(
+            f"{file} is damaged; copy it back from where it is in use, or where there is no copy, "
+            f"delete it and withdraw again whoever was on it"
+        ) from error
+    if not _is_signed_by(found, authority):
+        raise CredentialsError(f"{file} is not signed by {directory / CA}; move it away, or back")
+    return found
+
+
+def _is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
     """Whether a list is an authority's own."""
     try:
         return found.issuer == authority.subject and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except (TypeError, ValueError, UnsupportedAlgorithm):  # a key of a kind that signs no lists
+    except (TypeError, *UNREADABLE):  # a key of a kind that signs no lists
         return False
 
 
@@ -259,7 +287,7 @@ def _shown(context: Context) -> Certificate:
     (pem,) = context.auth_context().get("x509_pem_cert") or (b"",)
     try:
         return certificate_of(pem)
-    except ValueError:
+    except UNREADABLE:
         raise BadToken(
             REVOKED, "the certificate of this node cannot be read, so nobody knows whether it is withdrawn"
         ) from None
