@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.errors import ConfigError
+from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.replay.security.identity import (
     CRL_VARIABLE,
     TLS_VARIABLE,
     TOKEN_FILE_VARIABLE,
     TOKENS_VARIABLE,
 )
-from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, Address, ReplayPlace
+from dase_grpc.replay.wire.addresses import NO_HOST, REPLAY_TIMEOUT_S, Address, ReplayPlace, can_be_host
 
 if TYPE_CHECKING:
     from dase_grpc.metrics.endpoint import Contexts
@@ -73,6 +73,14 @@ def _from_here(path: Path) -> Path:
     return Path.cwd() / path
 
 
+def _host(text: str) -> str:
+    if not can_be_host(text):
+        raise AddressError(
+            f"--metrics-host {text!r} is no host, {NO_HOST}; give a name or an address, e.g. 127.0.0.1"
+        )
+    return text
+
+
 _client_flag = partial(flag, panel="Learner node")
 
 
@@ -84,7 +92,10 @@ class NodeOptions:
         0, "--metrics-port", "Prometheus endpoint; 0 is off, the default.", int, min=0, max=65_535
     )
     metrics_host: str = flag(
-        "127.0.0.1", "--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1."
+        "127.0.0.1",
+        "--metrics-host",
+        "Where the Prometheus endpoint listens; else 127.0.0.1.",
+        read=_host,
     )
     metrics_tls: Path | None = flag(
         None,

@@ -81,6 +81,7 @@ def test_show_says_whose_and_until_when_and_what_has_expired(dase, tmp_path):
         (("--role", "observer", "--agent", 1), "acts as no agent"),
         (("--role", "replay"), "--host"),
         (("--role", "replay", "--host", "ä ö"), "neither a host name"),
+        (("--role", "replay", "--host", "replay..example"), "neither a host name"),
     ],
 )
 def test_what_cannot_be_issued_is_refused_in_one_sentence(dase, tmp_path, arguments, says):
@@ -166,7 +167,7 @@ def test_a_list_or_a_record_that_is_damaged_is_not_written_over(dase, tmp_path, 
     assert "issued.txt is damaged" in err
 
 
-@pytest.mark.parametrize("step", ["_list_of", "put"])
+@pytest.mark.parametrize("step", ["own_list", "put"])
 def test_nobody_else_withdraws_between_the_list_before_and_the_next(dase, tmp_path, monkeypatch, step):
     dase("certs", "init", tmp_path)
     dase("certs", "issue", tmp_path, "--role", "learner")

@@ -86,6 +86,11 @@ REFUSED = {
     "experiment small.toml": r"cell capacity-1KiB: agent\.batch_size = 256 exceeds replay\.capacity = 36;",
     "node --role nonsense": "--role 'nonsense' is none of the roles: replay, learner, actor",
     "node --role replay --listen here": "'here' is not an address of the form",
+    "node --role replay --listen .example.com:0 --insecure": (
+        r"'\.example\.com:0' is no address, for a host's name has 1 to 63"
+    ),
+    "node --role replay --metrics-host .example.com": r"--metrics-host '\.example\.com' is no host, for",
+    "status --replay replay..svc:50051": r"'replay\.\.svc:50051' is no address, for a host's name",
     "node --role replay --capacity lots": "--capacity: 'lots' is neither",
     "node --role replay --resume": "--resume is not for --role replay",
     "node --role learner --replay here": "'here' is not an address",

@@ -50,6 +50,15 @@ OURS: Final = frozenset(
 )
 """Flags of sbatch that other settings set, or without which a cell would not go on."""
 
+ELSEWHERE: Final = frozenset(["cluster", "cluster-constraint", "clusters"])
+"""Flags of sbatch by which another Slurm gets the job, of which this one's squeue would then not know."""
+
+OTHER_CLUSTER: Final = (
+    "for squeue does not show here what is queued there; run the command on a login node of that cluster, "
+    "or with SLURM_CONF set to its slurm.conf"
+)
+"""What is said where another cluster is wished for."""
+
 
 def _is_a_size(text: str) -> str:
     if not size_bytes(text):
@@ -118,6 +127,8 @@ class SlurmSite(_Site):
         for flag, value in flags.items():
             if not re.fullmatch(r"[a-z][a-z-]*", flag):
                 raise ValueError(f"{flag!r} is no flag of sbatch; write it long and without dashes before it")
+            if flag in ELSEWHERE:
+                raise ValueError(f"{flag} is not to be set, {OTHER_CLUSTER}")
             if flag in OURS:
                 raise ValueError(f"{flag} is not yours to set here; see which key of [slurm] is about it")
             if value is not True and not (

@@ -16,13 +16,16 @@ from typing import Any, Final
 from dase_grpc.errors import ConfigError, RunDirectoryError, SchedulerError
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.schedulers import last_line, told
-from dase_grpc.launch.experiments.sites import SlurmSite
+from dase_grpc.launch.experiments.sites import OTHER_CLUSTER, SlurmSite
 from dase_grpc.launch.experiments.task import CellTask
 from dase_grpc.runs.files import json_text, read_document, replace_file, require_seal, sealed, written
 
 SUBMISSION_FILE: Final = "submission.json"
 ENDLESS: Final = 1_000_000
 """How often submitit may queue a task again: as often as its cell gets on."""
+
+_ELSEWHERE: Final = ("SBATCH_CLUSTERS", "SBATCH_CLUSTER_CONSTRAINT")
+"""What to sbatch counts more than the flags in a job's script, and to squeue nothing."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,14 @@ class SlurmQueue:
 
 
 def require_slurm() -> None:
-    """Checks that there is what submits jobs, and what asks for them."""
+    """Checks that there is what submits jobs, and what asks for them, and that both mean the same jobs."""
+    for name in _ELSEWHERE:
+        if os.environ.get(name):
+            raise ConfigError(f"{name} is to be unset for --on slurm, {OTHER_CLUSTER}")
+    if os.environ.get("SBATCH_JOB_NAME"):
+        raise ConfigError(
+            "SBATCH_JOB_NAME is to be unset for --on slurm, which finds jobs by names of its own"
+        )
     missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
     if missing:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -11,6 +12,7 @@ from typing import Final
 from dase_grpc.errors import CredentialsError
 from dase_grpc.replay.security.folders import CA, CRL, alone_in, put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
+from dase_grpc.replay.wire.addresses import can_be_host
 
 try:
     from cryptography import x509
@@ -19,7 +21,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    from dase_grpc.replay.security.revocation import Certificate, is_signed_by, read_lists
+    from dase_grpc.replay.security.revocation import UNREADABLE, Certificate, number_of, own_list, read_lists
 except ModuleNotFoundError as error:
     raise CredentialsError(
         "`dase certs` needs the cryptography library; install it with pip install 'dase-grpc[certs]'"
@@ -150,7 +152,7 @@ def revoke(
         serials |= _issued_to(directory, identity, authority, now)
     until = _days_after(now, days)
     with alone_in(directory):
-        before = _list_of(directory, authority)
+        before = own_list(directory, authority)
         known = {each.serial_number for each in before or ()}
         added = sorted(serials - known)
         made = _next_list(authority, before, added, now=now, until=until).sign(key, hashes.SHA256())
@@ -167,13 +169,21 @@ def _next_list(
     now: datetime,
     until: datetime,
 ) -> x509.CertificateRevocationListBuilder:
-    """The list that follows the one before, with more serial numbers on it."""
+    """The list that follows the one before, with more serial numbers on it.
+
+    It is later and has a higher number, even where the clock was ahead at the one before, or where that is
+    lost or an old copy.
+    """
+    update, number = now - BACKDATED, int(now.timestamp())
+    if before is not None:
+        update = min(max(update, before.last_update_utc), until)
+        number = max(number, (number_of(before) or 0) + 1)
     made = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
-        .last_update(now - BACKDATED)
+        .last_update(update)
         .next_update(until)
-        .add_extension(x509.CRLNumber(_number_of(before) + 1), critical=False)
+        .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),  # type: ignore[arg-type]
             critical=False,
@@ -254,25 +264,24 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _host(name: str) -> x509.GeneralName:
-    try:
+    with suppress(ValueError):
         return x509.IPAddress(ip_address(name))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(name)
-    except ValueError as error:
-        raise CredentialsError(f"--host {name!r} is neither a host name nor an IP address") from error
+    with suppress(ValueError):
+        if can_be_host(name):
+            return x509.DNSName(name)
+    raise CredentialsError(f"--host {name!r} is neither a host name nor an IP address")
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         certificate = x509.load_pem_x509_certificate((directory / CA).read_bytes())
         key = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
+        certified = certificate.public_key()
+    except (OSError, TypeError, *UNREADABLE) as error:
         raise CredentialsError(
             f"{directory} holds no usable certificate authority; make one with `dase certs init {directory}`"
         ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certified:
         raise CredentialsError(f"{directory / AUTHORITY_KEY} is not the key of {directory / CA}")
     return certificate, key
 
@@ -319,38 +328,11 @@ def _own_serial(file: Path, authority: x509.Certificate) -> int:
         )
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except (TypeError, InvalidSignature, *UNREADABLE) as error:
         raise CredentialsError(
             f"{file} is not a certificate of this authority, which cannot withdraw it"
         ) from error
     return certificate.serial_number
-
-
-def _list_of(directory: Path, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
-    """The authority's revocation list, if it has one; whoever lost it would let in again who is on it."""
-    file = directory / CRL
-    if not file.exists():
-        return None
-    try:
-        found = x509.load_pem_x509_crl(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CredentialsError(
-            f"{file} is damaged; copy it back from where it is in use, or where there is no copy, "
-            f"delete it and withdraw again whoever was on it"
-        ) from error
-    if not is_signed_by(found, authority):
-        raise CredentialsError(f"{file} is not signed by {directory / CA}; move it away, or back")
-    return found
-
-
-def _number_of(found: x509.CertificateRevocationList | None) -> int:
-    """The list's number; 0 of none, and of one that another tool has signed without a number."""
-    if found is None:
-        return 0
-    try:
-        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-    except x509.ExtensionNotFound:
-        return 0
 
 
 def _revoked_in(directory: Path) -> frozenset[Certificate]:
@@ -359,19 +341,30 @@ def _revoked_in(directory: Path) -> frozenset[Certificate]:
     if not file.exists():
         return frozenset()
     if (directory / AUTHORITY_KEY).exists():
-        _list_of(directory, _read(directory / CA))
+        own_list(directory, _read(directory / CA))
     return read_lists(file, directory / CA, now=datetime.fromtimestamp(0, UTC)).revoked
 
 
 def _read(file: Path) -> x509.Certificate:
-    try:
+    with _reading(file):
         return x509.load_pem_x509_certificate(file.read_bytes())
-    except (OSError, ValueError) as error:
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, *UNREADABLE) as error:
         raise CredentialsError(f"{file} is no certificate that can be read") from error
 
 
 def _shown(file: Path, revoked: frozenset[Certificate]) -> Shown:
     certificate = _read(file)
+    with _reading(file):  # its parts are parsed when they are asked for
+        return _contents(file, certificate, revoked)
+
+
+def _contents(file: Path, certificate: x509.Certificate, revoked: frozenset[Certificate]) -> Shown:
     try:
         names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import CA, Live, read_public, stamp_of
+from dase_grpc.replay.security.folders import CA, CRL, Live, read_public, stamp_of
 from dase_grpc.replay.security.tokens import BadToken
 from dase_grpc.replay.wire.status import Context
 
@@ -25,6 +25,15 @@ except ModuleNotFoundError as error:
     ) from error
 
 REVOKED: Final = "revoked"
+UNREADABLE: Final = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library raises of a file that it cannot read, be it when a part of it is first looked at."""
+
 _BEGIN: Final = b"-----BEGIN X509 CRL-----"
 _LIST: Final = re.compile(_BEGIN + rb"[^-]+-----END X509 CRL-----")
 
@@ -35,22 +44,40 @@ log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
+class Edition:
+    """Which of its authority's lists one is: its number, None of a list without, and when it was signed."""
+
+    number: int | None
+    signed: datetime
+
+    def __str__(self) -> str:
+        number = "" if self.number is None else f"number {self.number} "
+        return f"{number}of {self.signed:%Y-%m-%d %H:%M} UTC"
+
+    def precedes(self, other: "Edition") -> bool:
+        """Whether it is older; by the numbers where both have one, for an authority's clock may be ahead."""
+        if self.number is None or other.number is None or self.number == other.number:
+            return self.signed < other.signed
+        return self.number < other.number
+
+
+@dataclass(frozen=True)
 class RevocationLists:
     """What a file of revocation lists says: who is withdrawn, and until when the first list counts.
 
-    `signed` says when each authority has signed its latest list; `without` are the names of those authorities
+    `editions` says of each authority which its latest list is; `without` are the names of those authorities
     whose certificates all count, for they have no list.
     """
 
     revoked: frozenset[Certificate]
     until: datetime
-    signed: Mapping[x509.Name, datetime]
+    editions: Mapping[x509.Name, Edition]
     without: frozenset[str]
 
 
 @lru_cache(maxsize=4_096)
 def certificate_of(pem: bytes) -> Certificate:
-    """The certificate in a PEM text; a ValueError where that is none."""
+    """The certificate in a PEM text; one of UNREADABLE where that is none."""
     found = x509.load_pem_x509_certificate(pem)
     return found.issuer, found.serial_number
 
@@ -72,14 +99,32 @@ def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists
         raise _damaged(file)
     try:
         authorities = x509.load_pem_x509_certificates(read_public(authority))
-    except ValueError as error:
+        subjects = {each.subject for each in authorities}
+    except UNREADABLE as error:
         raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
     lists = [_checked(file, block, authorities, now) for block in blocks]
     revoked = {(each.issuer, one.serial_number) for each in lists for one in each}
-    signed = {each.issuer: each.last_update_utc for each in sorted(lists, key=_signed)}
-    without = {each.subject for each in authorities} - {each.issuer for each in lists}
+    without = subjects - {each.issuer for each in lists}
     names = frozenset(name.rfc4514_string() for name in without)
-    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), signed, names)
+    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists), _editions(lists), names)
+
+
+def _editions(lists: Iterable[x509.CertificateRevocationList]) -> dict[x509.Name, Edition]:
+    """The latest list of each authority."""
+    latest: dict[x509.Name, Edition] = {}
+    for each in lists:
+        edition = Edition(number_of(each), each.last_update_utc)
+        if not edition.precedes(latest.get(each.issuer, edition)):
+            latest[each.issuer] = edition
+    return latest
+
+
+def number_of(found: x509.CertificateRevocationList) -> int | None:
+    """The list's number; None of one that another tool has signed without a number."""
+    try:
+        return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        return None
 
 
 def _checked(
@@ -88,9 +133,9 @@ def _checked(
     try:
         found = x509.load_pem_x509_crl(block)
         critical = any(extension.critical for extension in found.extensions)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise _damaged(file) from error
-    if not any(is_signed_by(found, each) for each in authorities):
+    if not any(_is_signed_by(found, each) for each in authorities):
         raise CredentialsError(
             f"the revocation list in {file} is not signed by an authority whose certificate is in {CA}; copy "
             f"the one that `dase certs revoke` has made there"
@@ -109,16 +154,30 @@ def _damaged(file: Path) -> CredentialsError:
     return CredentialsError(f"the revocation list in {file} is damaged; copy it there again")
 
 
-def is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+def own_list(directory: Path, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
+    """The list in an authority's folder, if it has one; whoever lost it would let in again who is on it."""
+    file = directory / CRL
+    if not file.exists():
+        return None
+    try:
+        found = x509.load_pem_x509_crl(file.read_bytes())
+        number_of(found)  # the extensions are parsed when they are asked for
+    except (OSError, *UNREADABLE) as error:
+        raise CredentialsError(
+            f"{file} is damaged; copy it back from where it is in use, or where there is no copy, "
+            f"delete it and withdraw again whoever was on it"
+        ) from error
+    if not _is_signed_by(found, authority):
+        raise CredentialsError(f"{file} is not signed by {directory / CA}; move it away, or back")
+    return found
+
+
+def _is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
     """Whether a list is an authority's own."""
     try:
         return found.issuer == authority.subject and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except (TypeError, ValueError, UnsupportedAlgorithm):  # a key of a kind that signs no lists
+    except (TypeError, *UNREADABLE):  # a key of a kind that signs no lists
         return False
-
-
-def _signed(found: x509.CertificateRevocationList) -> datetime:
-    return found.last_update_utc
 
 
 def _end(found: x509.CertificateRevocationList) -> datetime:
@@ -148,7 +207,7 @@ class Revocation:
 
     def __init__(self, file: Path, authority: Path, *, clock: Callable[[], float]) -> None:
         self._clock, self._file, self._authority = clock, file, authority
-        self._signed: Mapping[x509.Name, datetime] = {}
+        self._editions: Mapping[x509.Name, Edition] = {}
         self._lists = Live(f"revocation lists of {file}", lambda: stamp_of(file, authority), self._read)
         self._open: set[_OpenCall] = set()
         self._said_ended: datetime | None = None
@@ -197,17 +256,18 @@ class Revocation:
     def _read(self) -> RevocationLists:
         """The lists that lie there now; one that is older than that in use would let nodes in again."""
         lists = read_lists(self._file, self._authority, now=self._now())
-        for authority, signed in lists.signed.items():
-            if signed < self._signed.get(authority, signed):
+        for authority, edition in lists.editions.items():
+            used = self._editions.get(authority, edition)
+            if edition.precedes(used):
                 raise CredentialsError(
-                    f"the revocation list in {self._file} was signed before the one in use; "
-                    f"copy the latest there"
+                    f"the revocation list in {self._file} was signed before the one in use ({edition}, not "
+                    f"{used}); copy the latest there"
                 )
         for name in sorted(lists.without):
             log.warning(
                 "%s has no list of %s, which is in %s: all its certificates count", self._file, name, CA
             )
-        self._signed = lists.signed
+        self._editions = lists.editions
         return lists
 
     def _now(self) -> datetime:
@@ -227,7 +287,7 @@ def _shown(context: Context) -> Certificate:
     (pem,) = context.auth_context().get("x509_pem_cert") or (b"",)
     try:
         return certificate_of(pem)
-    except ValueError:
+    except UNREADABLE:
         raise BadToken(
             REVOKED, "the certificate of this node cannot be read, so nobody knows whether it is withdrawn"
         ) from None

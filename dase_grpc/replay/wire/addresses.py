@@ -13,6 +13,9 @@ _ADDRESS: Final = re.compile(
 )
 
 DNS: Final = "dns:"
+NO_HOST: Final = "for a host's name has 1 to 63 letters, digits or hyphens between its dots"
+"""What is said of a text that is none, see `can_be_host`."""
+
 PROBE_S: Final = 1.0
 
 KEEPALIVE_TIME_MS: Final = 10_000
@@ -78,12 +81,24 @@ class Address:
             return False
 
 
+def can_be_host(text: str) -> bool:
+    """Whether a text can be a host's name or address, as all that the resolver is asked for has to be."""
+    try:
+        text.encode("idna")  # as getaddrinfo does, which takes a failure for no answer of the resolver's
+    except UnicodeError:
+        return False
+    return "\0" not in text
+
+
 def parse_address(text: str) -> Address:
     """Reads HOST:PORT; an IPv6 host stands in brackets."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
         raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
-    return Address(match["ipv6"] or match["host"], int(match["port"]))
+    host = match["ipv6"] or match["host"]
+    if not can_be_host(host):
+        raise AddressError(f"{text!r} is no address, {NO_HOST}; give HOST:PORT, e.g. 127.0.0.1:50051")
+    return Address(host, int(match["port"]))
 
 
 def require_private(address: Address, *, insecure: bool, flag: str = "--tls") -> None:

@@ -51,6 +51,18 @@ REFUSED = {
     "no memory": ({"slurm": {"memory": "0GiB"}}, "[slurm]: memory: '0GiB' is no memory at all"),
     "a flag with dashes": ({"slurm": {"sbatch": {"--account": "a"}}}, "'--account' is no flag of sbatch"),
     "a flag of ours": ({"slurm": {"sbatch": {"array": "0-9"}}}, "array is not yours to set here"),
+    "another cluster": (
+        {"slurm": {"sbatch": {"clusters": "other"}}},
+        "clusters is not to be set, for squeue does not show here what is queued there; run the command on",
+    ),
+    "another cluster by a short name": (
+        {"slurm": {"sbatch": {"cluster": "other"}}},
+        "cluster is not to be set",
+    ),
+    "another cluster by its features": (
+        {"slurm": {"sbatch": {"cluster-constraint": "gpu"}}},
+        "cluster-constraint is not to be set",
+    ),
     "a flag that ends cells": ({"slurm": {"sbatch": {"no-requeue": True}}}, "no-requeue is not yours to set"),
     "a flag that is a list": ({"slurm": {"sbatch": {"qos": ["a"]}}}, "qos = ['a'] is neither true nor"),
     "several GPUs in one process": ({"slurm": {"gpus": 2}}, "[slurm]: gpus = 2, and a cell in lockstep"),

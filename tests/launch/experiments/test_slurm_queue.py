@@ -196,6 +196,16 @@ def test_without_slurm_or_submitit_nothing_is_tried(slurm, monkeypatch):
     assert_one_sentence(refused.value, "--on slurm finds no sbatch, srun, squeue in the PATH")
 
 
+@pytest.mark.parametrize("name", ["SBATCH_CLUSTERS", "SBATCH_CLUSTER_CONSTRAINT", "SBATCH_JOB_NAME"])
+def test_nothing_is_tried_where_the_environment_would_have_jobs_that_squeue_does_not_find(
+    slurm, monkeypatch, name
+):
+    monkeypatch.setenv(name, "other")
+    with pytest.raises(ConfigError) as refused:
+        require_slurm()
+    assert_one_sentence(refused.value, f"{name} is to be unset for --on slurm")
+
+
 # -- what a task does ---------------------------------------------------------------------------------
 
 POPEN = subprocess.Popen

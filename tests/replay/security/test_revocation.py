@@ -1,11 +1,13 @@
 """Certificates that are withdrawn: refused in every role, their open calls ended, others left alone."""
 
 import asyncio
+import base64
 import shutil
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -24,11 +26,12 @@ from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
-from dase_grpc.replay.security.certificates import issue, revoke
+from dase_grpc.replay.security.certificates import certificates_in, issue, revoke
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.door import Door, door_of
 from dase_grpc.replay.security.identity import Identity, Role
-from dase_grpc.replay.security.revocation import Revocation, read_lists
+from dase_grpc.replay.security.revocation import Edition, Revocation, number_of, read_lists
+from dase_grpc.replay.security.tokens import BadToken
 
 PRINTABLE = _ASN1Type.PrintableString
 """Another encoding than that of the names which the library makes by itself."""
@@ -195,6 +198,43 @@ def endless(ring, tmp_path):
     return tmp_path / "list"
 
 
+def patched(found, old, new):
+    """Changes a part of a list or certificate so that it stays well-formed; its signature is then wrong."""
+    der = found.public_bytes(serialization.Encoding.DER)
+    assert old in der
+    kind = "X509 CRL" if isinstance(found, x509.CertificateRevocationList) else "CERTIFICATE"
+    text = base64.encodebytes(der.replace(old, new, 1)).decode()
+    return f"-----BEGIN {kind}-----\n{text}-----END {kind}-----\n".encode()
+
+
+AUTHORITY_KEY_ID, CRL_NUMBER = bytes.fromhex("0603551d23"), bytes.fromhex("0603551d14")
+"""What names two extensions that every list of ours has."""
+
+
+def repeating(ring, tmp_path):
+    """A list with the same extension twice."""
+    found = x509.load_pem_x509_crl((ring.authority / "ca.crl").read_bytes())
+    (tmp_path / "list").write_bytes(patched(found, AUTHORITY_KEY_ID, CRL_NUMBER))
+    return tmp_path / "list"
+
+
+def of_another_version(ring, tmp_path):
+    found = x509.load_pem_x509_crl((ring.authority / "ca.crl").read_bytes())
+    (tmp_path / "list").write_bytes(patched(found, b"\x02\x01\x01", b"\x02\x01\x09"))
+    return tmp_path / "list"
+
+
+def with_a_name_of_another_kind(ring, tmp_path):
+    """A list that names its authority's issuer by an X.400 address, which the library does not know."""
+    own = x509.load_pem_x509_certificate((ring.authority / "ca.crt").read_bytes())
+    key = serialization.load_pem_private_key((ring.authority / "ca.key").read_bytes(), None)
+    name = "\x02\x01\x01"  # a number, in an address of the other kind
+    issuer = x509.AuthorityKeyIdentifier(None, [x509.RFC822Name(name)], 1)
+    made = listing(own.subject).add_extension(issuer, critical=False).sign(key, hashes.SHA256())
+    (tmp_path / "list").write_bytes(patched(made, b"\x81\x03\x02\x01\x01", b"\xa3\x03\x02\x01\x01"))
+    return tmp_path / "list"
+
+
 def listing(issuer):
     now = datetime.now(UTC)
     made = x509.CertificateRevocationListBuilder().issuer_name(issuer).last_update(now)
@@ -213,6 +253,9 @@ UNFIT = {
     "damaged": (damaged, "is damaged"),
     "cut off": (cut_off, "is damaged"),
     "endless": (endless, "is damaged"),
+    "repeating": (repeating, "is damaged"),
+    "of another version": (of_another_version, "is damaged"),
+    "with a name of another kind": (with_a_name_of_another_kind, "is damaged"),
     "of another authority": (unsigned, "is not signed by an authority"),
     "forged": (forged, "is not signed by an authority"),
     "a part": (a_part, "is a part of one"),
@@ -249,6 +292,35 @@ async def test_a_running_service_keeps_the_last_good_list_and_says_so(ring, tmp_
     assert says in said[0].getMessage()
 
 
+@pytest.mark.parametrize("make", [repeating, of_another_version, with_a_name_of_another_kind])
+def test_an_authority_goes_on_with_no_list_that_is_not_fit(ring, tmp_path, make):
+    shutil.copy(make(ring, tmp_path), ring.authority / "ca.crl")
+    with refuses(CredentialsError, "ca.crl is damaged", "copy it back"):
+        withdraw(ring)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"\x02\x01\x02", b"\x02\x01\x09"), (b"\x55\x1d\x25", b"\x55\x1d\x23")]
+)
+def test_a_certificate_that_cannot_be_read_is_refused_wherever_it_is_looked_at(ring, tmp_path, old, new):
+    folder = ring.folder("observer")
+    found = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+    (folder / "tls.crt").write_bytes(patched(found, old, new))
+    with refuses(CredentialsError, "tls.crt"):
+        withdraw(ring, None, folder / "tls.crt")
+    with refuses(CredentialsError, "tls.crt is no certificate that can be read"):
+        certificates_in(folder)
+
+
+async def test_a_caller_whose_certificate_cannot_be_read_is_refused(ring):
+    found = x509.load_pem_x509_certificate((ring.folder("observer") / "tls.crt").read_bytes())
+    shown = patched(found, b"\x02\x01\x02", b"\x02\x01\x09")
+    context = SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [shown]})
+    revocation = Revocation(ring.authority / "ca.crl", ring.authority / "ca.crt", clock=time.time)
+    with pytest.raises(BadToken, match="cannot be read"), revocation.call(context):
+        pass
+
+
 async def test_a_list_that_is_older_than_the_one_in_use_lets_nobody_in_again(ring, tmp_path, caplog):
     now = datetime.now(UTC)
     withdraw(ring, now=now - timedelta(hours=1))
@@ -261,6 +333,68 @@ async def test_a_list_that_is_older_than_the_one_in_use_lets_nobody_in_again(rin
         assert guard.door.state.lists_unfit
         await refused(caller.cluster.status(), guard, 1)
     assert "was signed before the one in use" in caplog.text
+
+
+def by_the_clock(ring, tmp_path):
+    """The next list of a tool that goes by the clock alone."""
+    withdraw(ring, "observer")
+    before = x509.load_pem_x509_crl((ring.authority / "ca.crl").read_bytes())
+    key = serialization.load_pem_private_key((ring.authority / "ca.key").read_bytes(), None)
+    made = listing(before.issuer).add_extension(x509.CRLNumber(number_of(before) + 1), critical=False)
+    for each in before:
+        made = made.add_revoked_certificate(each)
+    return written(tmp_path, made, key)
+
+
+@pytest.mark.parametrize("next_list", [None, by_the_clock])
+async def test_a_list_counts_though_the_authoritys_clock_was_ahead_at_the_one_before(
+    ring, tmp_path, caplog, next_list
+):
+    ring.folder("observer")
+    withdraw(ring, now=datetime.now(UTC) + timedelta(minutes=40))
+    used = ring.authority / "ca.crl"
+    before = shutil.copy(used, tmp_path / "before")
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("observer")) as caller:
+        await caller.cluster.status()
+        if next_list is None:
+            withdraw(ring, "observer")
+        else:
+            shutil.copy(next_list(ring, tmp_path), used)
+        guard.door.look()
+        await refused(caller.cluster.status(), guard, 1)
+        assert not guard.door.state.lists_unfit
+        shutil.copy(before, used)
+        guard.door.look()
+        assert guard.door.state.lists_unfit
+        await refused(caller.cluster.status(), guard, 2)
+    assert "was signed before the one in use" in caplog.text
+
+
+async def test_a_list_counts_where_the_authority_has_lost_the_one_before(ring):
+    for _ in range(3):
+        withdraw(ring)
+    ring.folder("observer")
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("observer")) as caller:
+        (ring.authority / "ca.crl").unlink()
+        withdraw(ring, "observer", now=datetime.now(UTC) + timedelta(minutes=1))
+        guard.door.look()
+        await refused(caller.cluster.status(), guard, 1)
+
+
+def test_lists_without_numbers_are_compared_by_their_dates():
+    now = datetime.now(UTC)
+    later = now + timedelta(minutes=1)
+    assert Edition(None, now).precedes(Edition(7, later))
+    assert Edition(7, now).precedes(Edition(None, later))
+    assert Edition(7, now).precedes(Edition(7, later))
+    assert not Edition(7, later).precedes(Edition(7, later))
+    assert Edition(6, later).precedes(Edition(7, now))
+
+
+def test_a_list_is_signed_though_the_clock_was_ahead_beyond_its_end(ring):
+    withdraw(ring, now=datetime.now(UTC) + timedelta(days=400))
+    made = withdraw(ring, days=1)
+    assert read_lists(made.file, ring.authority / "ca.crt", now=datetime.now(UTC)).until <= made.until
 
 
 async def test_a_list_that_is_taken_away_or_ends_while_the_service_runs_stays_in_use(ring, caplog):

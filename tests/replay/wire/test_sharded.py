@@ -105,7 +105,10 @@ def test_a_host_named_dns_is_one_like_others(text):
     assert str(place) == text
 
 
-@pytest.mark.parametrize("text", ["", "h", "h:1,", "dns:", "dns:h", "h:1,dns:g:2", "dns:h:1,g:2", "h:1,h:1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "h", "h:1,", "dns:", "dns:h", "h:1,dns:g:2", "dns:h:1,g:2", "h:1,h:1", "dns:a..b:1", "h:1,.g:1"],
+)
 def test_a_place_that_cannot_be_is_refused(text):
     with pytest.raises(AddressError):
         ReplayPlace.parse(text)
