@@ -37,9 +37,9 @@ from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.reports.compare import Comparison, compare
+from dase_grpc.runs.reports.comparison_plot import comparison_sheet
 from dase_grpc.runs.reports.estimates import estimate
 from dase_grpc.runs.reports.figures import PRINT
-from dase_grpc.runs.reports.plots import comparison_sheet
 
 ABOVE, BELOW, OPEN = "above", "below", "–"
 

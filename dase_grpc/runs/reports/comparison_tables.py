@@ -13,6 +13,7 @@ from dase_grpc.runs.curves import FINAL, SMOOTHING
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reports import html
 from dase_grpc.runs.reports.compare import CellResults, Comparison, EnvironmentResults
+from dase_grpc.runs.reports.comparison_plot import comparison_sheet, is_smoothed
 from dase_grpc.runs.reports.estimates import (
     BOOTSTRAP_SEED,
     CONFIDENCE,
@@ -23,7 +24,6 @@ from dase_grpc.runs.reports.estimates import (
 )
 from dase_grpc.runs.reports.figures import PRINT
 from dase_grpc.runs.reports.html import Table, number
-from dase_grpc.runs.reports.plots import comparison_sheet, is_smoothed
 
 CSV_FILES: Final = ("comparison.csv", "runs.csv", "pairs.csv", "published.csv")
 FILES: Final = (*CSV_FILES, "comparison.png", "comparison.svg", "comparison.html")

@@ -12,9 +12,9 @@ from synthetic import flat, write_run
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import smoothed
 from dase_grpc.runs.reports.compare import compare
+from dase_grpc.runs.reports.comparison_plot import comparison_sheet as sheet
 from dase_grpc.runs.reports.comparison_tables import FILES, csv_files, page, write_comparison
 from dase_grpc.runs.reports.figures import PALETTE, PRINT
-from dase_grpc.runs.reports.plots import comparison_sheet as sheet
 
 
 @pytest.fixture
