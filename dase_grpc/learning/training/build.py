@@ -87,12 +87,9 @@ def build_learner(
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
-    The watch of a `WatchedEnv` sees the evaluations' environments too. With a `pair` the agent also distils
-    its peer's policy; an `audience` is shown its own. Where `config.train.explore` is off, `actor_steps` says
-    what the agent's actors collect. `memory` gives out the agent's tensors; of a stack, its updates are
-    recorded by whoever makes them. `stored_since` says how many transitions the agent had stored when it
-    began, where the buffer has some that it does not go on from: it then explores otherwise than before, for
-    random steps would be stored a second time.
+    Evaluations' environments have the watch of a `WatchedEnv`, too. With a `pair` the agent also distils its
+    peer's policy; an `audience` is shown its own. `actor_steps` says what actors collect where they explore.
+    `memory` gives out its tensors; a stack's updates others record. `stored_since`: see `_explorer`.
     """
     recorder = None if memory.stacked else recorder_of(config, device)
     alone = None if recorder is None or pair is not None else StackedMemory(1)
@@ -176,6 +173,11 @@ def recorder_of(config: RunConfig, device: torch.device) -> Recorder | None:
 def _explorer(
     config: RunConfig, schema: TransitionSchema, env: Environment, agent_id: int, stored_since: int
 ) -> Explorer:
+    """What explores for the agent.
+
+    With `stored_since`, the rows that it had stored when it began again from before some of them, it explores
+    otherwise than then: else its random steps would be stored a second time. 0 where it did not.
+    """
     seed, purpose = config.train.seed, seeding.Purpose
     streams = (agent_id, stored_since) if stored_since else (agent_id,)
     return Explorer(
