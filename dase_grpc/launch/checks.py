@@ -343,4 +343,5 @@ def _kept_buffer(folder: Path) -> str | None:
     if state is None:
         return None
     told = f"buffer, {several(state.transitions, 'transition')} of {several(state.writers, 'writer')}"
-    return f"{told} as of the last sync, since the machine has stopped" if state.machine_stopped else told
+    why = "as of the last sync, since the machine has stopped or the disk refused"
+    return f"{told} {why}" if state.machine_stopped else told

@@ -22,6 +22,9 @@ from dase_grpc.process.containment import given_variables
 STOP_S: Final = 90.0
 """How long a run may take to keep its checkpoints; then it is killed."""
 
+READ_S: Final = 10.0
+"""How long the last of what a run has said may take to be passed on, once it has ended."""
+
 _SHOWN: Final = 20
 
 
@@ -29,11 +32,14 @@ class ChildRun:
     """A process whose stdin is its leash: it keeps its checkpoints and ends when this one does, however.
 
     What it says is passed on line by line, from a thread. Any thread may start one; no signal handler of
-    this process changes. As a context manager it does not outlive its block.
+    this process changes. As a context manager it does not outlive its block. What it has started and has not
+    let go of is killed when it has ended.
     """
 
     def __init__(self, arguments: Sequence[str], *, say: Callable[[str], None]) -> None:
         self._said: deque[str] = deque(maxlen=_SHOWN)
+        self._group_killed = False
+        self._read_s = READ_S
         self._process = subprocess.Popen(
             [*PROGRAM, *arguments],
             stdin=subprocess.PIPE,
@@ -65,7 +71,10 @@ class ChildRun:
         """Waits for its end, at most so long; whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        return not self.runs
+        if self.runs:
+            return False
+        self._kill_rest()
+        return True
 
     def stop(self) -> None:
         """Has the run keep its checkpoints and end, and waits for that; interrupted, it kills."""
@@ -78,10 +87,9 @@ class ChildRun:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-            self._reader.join()
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    stream.close()
+            self._take_rest()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
     def require_success(self) -> None:
         """Checks how it ended.
@@ -91,7 +99,7 @@ class ChildRun:
             DaseError: it failed; with the end of what it said.
         """
         code = self._process.returncode
-        self._reader.join()
+        self._take_rest()
         if code == 0:
             return
         sentences = [line.removeprefix(ERROR_PREFIX) for line in self._said if line.startswith(ERROR_PREFIX)]
@@ -99,6 +107,19 @@ class ChildRun:
             raise UsageError(sentences[-1])
         said = "\n".join(self._said)
         raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{said}")
+
+    def _take_rest(self) -> None:
+        """Waits until all that was said is passed on, unless what has left the run's group holds it up."""
+        self._kill_rest()
+        self._reader.join(self._read_s)
+        self._read_s = 0.0
+
+    def _kill_rest(self) -> None:
+        """Kills what the run has left behind: a simulator that outlives it holds its stdout open."""
+        if not self._group_killed:  # only once, for the system may give the number to another later
+            self._group_killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read(self, say: Callable[[str], None]) -> None:
         lines = self._lines()
@@ -109,6 +130,8 @@ class ChildRun:
                         say(line)
         finally:  # a pipe that is full would stop the run
             deque(lines, maxlen=0)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
 
     def _lines(self) -> Iterator[str]:
         assert self._process.stdout is not None

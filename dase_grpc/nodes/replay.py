@@ -176,7 +176,7 @@ def _restored(run: SharedRun, data_dir: Path) -> str:
         return f"{data_dir} holds no buffer yet; the first learner to join brings it about"
     held = [f"{lease.agent_id} (epoch {lease.epoch})" for lease in run.leases.all() if not lease.left_because]
     stopped = (
-        f"; the machine was stopped since, so this is what the disk surely had, without "
+        f"; the machine was stopped or the disk refused since, so this is what it surely had, without "
         f"{several(found.unsure, 'older transition')} that may have been written over"
         if found.machine_stopped
         else ""

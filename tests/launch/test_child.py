@@ -1,10 +1,13 @@
-"""ChildRun: whoever hears what a run says does not stop it."""
+"""ChildRun: neither who hears what a run says nor what it has left behind holds it up."""
 
+import os
+import signal
 import sys
 from typing import Any
 
 import pytest
-from patience import PATIENCE_S
+from children import lives, until_ended
+from patience import PATIENCE_S, wait_until
 
 from dase_grpc.launch import child
 from dase_grpc.launch.child import ChildRun
@@ -46,3 +49,42 @@ def test_a_run_goes_on_where_who_hears_it_has_a_bug(talker):
         raise KeyError(line)
 
     assert heard(say)[-1] == "last"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_a_run_has_left_behind_is_killed_and_not_waited_for(monkeypatch, asked):
+    """It has inherited the run's stdout, so that has no end as long as it lives."""
+    monkeypatch.setattr(child, "PROGRAM", ["sh", "-c", "sleep 600 & echo $!; exit 0"])
+    told = []
+    with ChildRun([], say=told.append) as run:
+        assert run.wait(PATIENCE_S)
+        if asked:
+            run.require_success()
+    until_ended(int(told[0]))
+
+
+LEFT_THE_GROUP = """
+import os
+left, leaves = os.pipe()
+child = os.fork()
+if child == 0:
+    os.setsid()
+    os.write(leaves, b"1")
+    os.execvp("sleep", ["sleep", "600"])
+os.read(left, 1)
+print(child)
+"""
+
+
+def test_what_has_left_the_group_of_a_run_is_waited_for_only_so_long(monkeypatch):
+    monkeypatch.setattr(child, "PROGRAM", [sys.executable, "-c", LEFT_THE_GROUP])
+    monkeypatch.setattr(child, "READ_S", 0.1)
+    told = []
+    with ChildRun([], say=told.append) as run:
+        assert run.wait(PATIENCE_S)
+        wait_until(lambda: bool(told))
+        run.require_success()
+    assert lives(int(told[0]))
+    os.kill(int(told[0]), signal.SIGKILL)
+    run._reader.join(PATIENCE_S)
+    assert not run._reader.is_alive()

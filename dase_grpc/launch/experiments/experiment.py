@@ -173,11 +173,11 @@ def _run_one(checked: _Checked, cell: RunCell) -> int:
         checked.require_disk([cell], at_once=1, limit="at_once")
         board = Scoreboard(console, [cell], done=0, read=folder.reading)
         runner = CellRunner(folder, board, jobs=cell.weight, locks=locks, gpu=checked.options.gpu)
-        before = folder.resumable(cell) or 0
+        before = folder.kept_step(cell)
         asyncio.run(_shown(partial(runner.run, [cell]), board))
         outcome = board.outcomes.get(cell.name)
         if outcome is None or outcome.kind == "stopped":
-            return STOPPED if (folder.resumable(cell) or 0) > before else NOTHING_KEPT
+            return STOPPED if folder.kept_step(cell) > before else NOTHING_KEPT
         return ALL_FINISHED if outcome.kind == "finished" else SOME_FAILED
 
 

@@ -106,21 +106,35 @@ class ExperimentFolder:
     def resumable(self, cell: RunCell) -> int | None:
         """The step that an interrupted run of the cell can probably be resumed from.
 
-        None where it has to start over: nothing is kept, its process failed, or it was begun with another
-        configuration or other versions, so that it would not come to the same end as one without a break.
+        None where it is kept as far as it goes, and where it has to start over: nothing is kept, its process
+        failed, or it was begun with another configuration or other versions, so that it would not come to
+        the same end as one without a break.
         """
-        path = self.run(cell)
-        if self._failure(cell).is_file() or not (path / RUN_FILE).is_file():
-            return None
-        try:
-            run = RunDirectory.open(path)
-        except RunDirectoryError:
-            return None
-        same = run.config == cell.config and run.run.get("mode") == cell.mode
-        if not same or changed_versions(run.versions, versions()) is not None:
-            return None
-        step = _kept_step(run)
+        step = self.kept_step(cell)
         return step if 0 < step < cell.config.train.steps else None
+
+    def kept_step(self, cell: RunCell) -> int:
+        """The step up to which a run of the cell is kept, its last one included; 0 where it starts over."""
+        run = self._begun_run(cell)
+        return 0 if run is None else _kept_step(run)
+
+    def conclude(self, cell: RunCell) -> float | None:
+        """Marks a run as `finish` does that came to its end without a mark; how long it trained, in seconds.
+
+        So it was where whoever was to mark it, or its process, was killed after its last step. None where
+        there is no such run, or its buffer is to stay and is not whole.
+
+        Raises:
+            RunDirectoryError: another process writes to the run, or the mark cannot be written.
+        """
+        run = self._begun_run(cell)
+        if run is None or _begun(run.path) != "finished":
+            return None
+        if self._keep_buffers and cell.mode in IN_ROUNDS and _kept_step(run) < cell.config.train.steps:
+            return None
+        with contextlib.closing(FolderLock.acquire(run.path)):  # somebody may go on with it by hand
+            seconds = max(AgentFiles.read(agent).seconds for agent in run.agents())
+            return seconds if self.finish(cell, seconds=seconds) is None else None
 
     def times_resumed(self, cell: RunCell) -> int:
         """How often its run notes that it went on; a resumption that is refused is not noted."""
@@ -197,6 +211,18 @@ class ExperimentFolder:
             yield
         except OSError as error:
             raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
+
+    def _begun_run(self, cell: RunCell) -> RunDirectory | None:
+        """The run in the cell's folder, unless the cell has to start over whatever that run has kept."""
+        path = self.run(cell)
+        if self._failure(cell).is_file() or not (path / RUN_FILE).is_file():
+            return None
+        try:
+            run = RunDirectory.open(path)
+        except RunDirectoryError:
+            return None
+        same = run.config == cell.config and run.run.get("mode") == cell.mode
+        return run if same and changed_versions(run.versions, versions()) is None else None
 
     def _failure(self, cell: RunCell) -> Path:
         return self._own / "failed" / f"{cell.name}.txt"

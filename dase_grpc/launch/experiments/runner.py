@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import DISK_FULL_CODE, USAGE_CODE, DaseError
+from dase_grpc.launch.console import pasted
 from dase_grpc.launch.experiments.folder import ExperimentFolder
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard
@@ -76,13 +77,23 @@ class CellRunner:
         async with self._room(cell):
             if stop.is_set():
                 return
-            outcome = await self._go_on(cell, stop)
+            outcome = self._concluded(cell) or await self._go_on(cell, stop)
             if outcome is None:
                 if note := self.folder.begin(cell):
                     self.board.say(note)
                 self.board.started(cell)
                 outcome = await self._try(cell, stop, self._train(cell))
             self.board.ended(cell, outcome)
+
+    def _concluded(self, cell: RunCell) -> Outcome | None:
+        """Has a run count that came to its end without a mark; says that its report may be missing."""
+        seconds = self.folder.conclude(cell)
+        if seconds is None:
+            return None
+        again = f"dase report {pasted(self.folder.run(cell))}"
+        self.board.say(f"{cell.name} was at its last step already; if its report is missing: {again}")
+        self.board.started(cell)
+        return Outcome("finished", seconds)
 
     async def _go_on(self, cell: RunCell, stop: asyncio.Event) -> Outcome | None:
         """Resumes what there is of a cell; None where there is nothing, or it cannot be gone on with."""

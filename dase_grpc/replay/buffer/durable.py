@@ -5,7 +5,8 @@ rows that the latest commit record claims. Rows are put first, then one of two a
 (ledger.py). A killed process leaves all its puts to the kernel, in order, so the newest whole record is
 right. A machine that stops may have written any of the mapped pages and not others, so there, known by
 another boot id, the newest synced record is right: it is written only after its rows are on the disk, and
-says which of them later rows may have been written over.
+says which of them later rows may have been written over. The same goes for a disk that has refused a sync:
+from then on nothing is claimed, and the next start takes the newest synced record.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from dase_grpc.replay.buffer.directory import (
     stored_identity,
 )
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed
-from dase_grpc.replay.buffer.mapped import MappedFile
+from dase_grpc.replay.buffer.mapped import MappedFile, StrictFile
 from dase_grpc.replay.buffer.ring_file import MappedRing, spare_slots
 from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
 from dase_grpc.schema import Array, TransitionSchema
@@ -43,8 +44,8 @@ WRITER_PLACES: Final = MAX_WRITERS + 1
 class Recovery:
     """What a start found: how many transitions, and whether the machine had stopped since they came.
 
-    `unsure` of the transitions that the record names are left out because later ones may have been
-    written over them.
+    So it counts where the disk had refused a sync. `unsure` of the transitions that the record names are
+    left out because later ones may have been written over them.
     """
 
     transitions: int
@@ -62,13 +63,14 @@ class DurableStore(ReplayStore):
     `recovery` is what was found, None for a new buffer.
     """
 
-    def __init__(self, identity: BufferIdentity, rows: MappedFile, commits: CommitFile) -> None:
+    def __init__(self, identity: BufferIdentity, rows: StrictFile, commits: CommitFile) -> None:
         ring = MappedRing(identity.schema, identity.capacity, rows)
         super().__init__(ring, max_writers=identity.max_writers - 1)
         self.identity = identity
         self.recovery: Recovery | None = None
         self._most_at_once = identity.spare
         self._mapped, self._rows, self._commits = ring, rows, commits
+        rows.on_refusal = commits.distrust
         self._index: dict[WriterKey, int] = {}
         self._retired: list[int] = []  # places of writers that were forgotten; the disk may not know it yet
         self._vacant: list[int] = []  # those that it knows of
@@ -90,7 +92,7 @@ class DurableStore(ReplayStore):
             try:
                 commits = CommitFile.create(directory.path / COMMITS, identity.max_writers)
                 opened.callback(commits.close)
-                rows = MappedFile.create(directory.path / ROWS, size)
+                rows = StrictFile.create(directory.path / ROWS, size)
                 opened.callback(rows.close)
                 store = cls(identity, rows, commits)
                 commits.commits.write(store._packed())
@@ -115,7 +117,7 @@ class DurableStore(ReplayStore):
         """The buffer that lies in a directory; in milliseconds, unless the machine had stopped."""
         size = identity.slots * identity.schema.row_bytes
         with ExitStack() as opened:
-            rows = MappedFile.open(directory.path / ROWS, size)
+            rows = StrictFile.open(directory.path / ROWS, size)
             opened.callback(rows.close)
             commits = CommitFile.open(directory.path / COMMITS, identity.max_writers)
             opened.callback(commits.close)
@@ -131,8 +133,9 @@ class DurableStore(ReplayStore):
         in between, unless this is the last time. Does nothing if the disk has everything.
 
         Raises:
-            DataDirectoryError: the disk refuses (raised by a call).
+            DataDirectoryError: the disk refuses (raised by a call), or has refused before.
         """
+        self._require_disk()
         self.commit()
         number, total = self._commits.commits.number, self.ring.total
         window = 0 if last else max(self.identity.spare, 2 * (total - self._synced_total))
@@ -152,9 +155,15 @@ class DurableStore(ReplayStore):
         self._retired = [place for place in self._retired if place not in known]
 
     def close(self) -> None:
-        """Brings everything to the disk and closes the files; blocks for as long as that takes."""
-        self._sync_now(last=True)
-        self.abandon()
+        """Brings everything to the disk, for as long as that takes, and closes the files in any case.
+
+        Raises:
+            DataDirectoryError: the disk refuses, or has refused before; then nothing is tried.
+        """
+        try:
+            self._sync_now(last=True)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Closes the files as they are, as the end of the process would."""
@@ -236,12 +245,17 @@ class DurableStore(ReplayStore):
         self._count_present()
         return bytes(self._state.bytes)
 
+    def _require_disk(self) -> None:
+        self._rows.require_disk()
+        self._commits.require_disk()
+
     def _flush(self) -> None:
         self._rows.sync()
         self._commits.sync()
 
     def _claim(self, packed: bytes, total: int, limit: int, *, again: bool) -> None:
         """Puts a synced record, whose limit holds with the one before until it is on the disk."""
+        self._require_disk()
         if limit - self.identity.slots >= total:
             limit = NO_LIMIT  # none of its rows is sure anyway
         self._commits.put_synced(limit, packed, again=again)
@@ -262,6 +276,7 @@ class DurableStore(ReplayStore):
         self._settle()
 
     def _recover(self, boot_id: str) -> None:
+        self._commits.put_again()
         self._commits.sync()  # so that the latest synced record is the one on the disk, too
         self._limit, packed = self._commits.synced_state()
         synced = Committed.unpack(packed)
@@ -302,7 +317,8 @@ def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
 class BufferState:
     """What lies in a data directory, as of the last commit or, after the machine has stopped, the last sync.
 
-    A start may leave out some of the oldest transitions then. Writers that were forgotten do not count.
+    So it counts where the disk has refused a sync. A start may leave out some of the oldest transitions then.
+    Writers that were forgotten do not count.
     """
 
     identity: BufferIdentity

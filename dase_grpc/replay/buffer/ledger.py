@@ -1,6 +1,7 @@
 """The ledger beside the rows: alternating records of commits and writers, which say what counts."""
 
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import Final, Self
@@ -8,7 +9,7 @@ from typing import Final, Self
 import numpy as np
 
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.replay.buffer.mapped import MappedFile
+from dase_grpc.replay.buffer.mapped import MappedFile, StrictFile
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, Numbers
 from dase_grpc.replay.buffer.store import MAX_WRITER_BYTES, WriterKey
 
@@ -79,12 +80,15 @@ class CommitFile:
         commits: a `Committed`, replaced at every commit; right whenever the machine has not stopped since.
         synced: `limit` and a `Committed` whose rows are on the disk, except that those which lie where
             transitions below `limit` go may be overwritten.
-        boot: the machine's boot id when the file was last opened.
+        boot: the machine's boot id when the file was last opened; "" where the machine does not tell it, and
+            from when the disk refused a sync on.
     """
 
-    def __init__(self, file: MappedFile, max_writers: int) -> None:
+    def __init__(self, file: StrictFile, max_writers: int) -> None:
         slot = _record_bytes(max_writers)
         self._file = file
+        self._distrusting = threading.Lock()
+        file.on_refusal = self.distrust
         self.boot = AlternatingRecord(file, 0, PAGE)
         self.commits = AlternatingRecord(file, 2 * PAGE, slot)
         self.synced = AlternatingRecord(file, 2 * PAGE + 2 * slot, slot)
@@ -93,12 +97,12 @@ class CommitFile:
     @classmethod
     def create(cls, path: Path, max_writers: int) -> Self:
         """A new file without records; an OSError where the space is not there."""
-        return cls(MappedFile.create(path, file_bytes(max_writers)), max_writers)
+        return cls(StrictFile.create(path, file_bytes(max_writers)), max_writers)
 
     @classmethod
     def open(cls, path: Path, max_writers: int) -> Self:
         """An existing file."""
-        return cls(MappedFile.open(path, file_bytes(max_writers)), max_writers)
+        return cls(StrictFile.open(path, file_bytes(max_writers)), max_writers)
 
     def put_writer(self, index: int, agent_id: int, name: str) -> None:
         """Names a writer, before the first commit record that counts it.
@@ -135,9 +139,28 @@ class CommitFile:
         """Whether the machine has not stopped since `put_boot`; not if it does not tell."""
         return bool(boot_id) and self.boot.latest == boot_id.encode()[:_MAX_BOOT_ID]
 
+    def distrust(self) -> None:
+        """Has the next start take the synced record, as after the machine has stopped; on any thread.
+
+        For when the disk has refused a sync of the rows or of this file: what a commit record claims may be
+        gone as soon as the kernel needs its memory for something else.
+        """
+        with self._distrusting:
+            if self.boot.latest:
+                self.put_boot("")
+
+    def put_again(self) -> None:
+        """Puts all that is here once more, where a sync may have failed that was to bring it to the disk."""
+        if not self.boot.latest:
+            self._file.put(0, bytes(self._file.bytes))
+
     def sync(self) -> None:
         """Returns once the disk has all records and names that were put before the call."""
         self._file.sync()
+
+    def require_disk(self) -> None:
+        """DataDirectoryError if a sync has failed."""
+        self._file.require_disk()
 
     def close(self) -> None:
         """Closes the file."""

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -103,6 +104,39 @@ class MappedFile:
     def close(self) -> None:
         """Gives the descriptor back; the bytes stay mapped for as long as someone views them."""
         self._close()
+
+
+class StrictFile(MappedFile):
+    """A mapped file that no sync brings to the disk any more once one has failed.
+
+    Linux says once, and to one caller alone, that pages could not be written, and takes them for written
+    from then on: the next sync would return as if the disk had them.
+
+    Attributes:
+        on_refusal: called when the disk refuses, by the thread that syncs.
+    """
+
+    def __init__(self, path: Path, descriptor: int, data: memoryview) -> None:
+        super().__init__(path, descriptor, data)
+        self.on_refusal: Callable[[], object] = lambda: None
+        self._one_sync = threading.Lock()
+        self._refusal = ""
+
+    def require_disk(self) -> None:
+        """DataDirectoryError if a sync has failed, whoever called it."""
+        if self._refusal:
+            raise DataDirectoryError(self._refusal)
+
+    def sync(self) -> None:
+        """See MappedFile; one call at a time, for another may be told what this one is not."""
+        with self._one_sync:
+            self.require_disk()
+            try:
+                super().sync()
+            except DataDirectoryError as error:
+                self._refusal = str(error)
+                self.on_refusal()
+                raise
 
 
 def _mapped(descriptor: int, size: int) -> memoryview:

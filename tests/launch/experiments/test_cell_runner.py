@@ -199,6 +199,24 @@ async def test_a_cell_that_was_interrupted_is_resumed(alone):
     assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
 
 
+@pytest.mark.parametrize("kept", [0, 60, 120])
+async def test_a_cell_at_its_last_step_that_nobody_marked_counts_without_another_try(alone, kept):
+    """Its process, or whoever watched it, was killed after its last checkpoint."""
+    bench, cell = alone
+    bench.runner.program = ("/no/such/program",)
+    run = trained(bench.folder.path, cell)
+    if kept:
+        run.replay.mkdir()
+        (run.replay / f"round-{kept:09d}.json").touch()
+    async with bench.running():
+        pass
+    assert bench.kinds() == {"run": "finished"}, bench.console.file.getvalue()
+    assert bench.folder.states(bench.cells)["run"].kind == "finished"
+    assert bench.folder.took_s(cell) == bench.board.outcomes["run"].seconds == 1.0
+    assert f"missing: dase report {run.path}" in bench.console.file.getvalue()
+    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
+
+
 async def test_a_cell_whose_resumption_is_refused_starts_over_at_once(alone):
     bench, cell = alone
     half_finished(bench, cell)

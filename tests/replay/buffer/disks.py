@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dase_grpc.errors import DataDirectoryError
 from dase_grpc.replay.buffer.mapped import MappedFile
 
 SECTOR = 16
@@ -55,8 +56,13 @@ class Disk:
 
     `synced` is a file's content when it was last synced; of what was put later, each sector (a few bytes
     here) may have reached the disk or not, in any of its states since, independently of all others.
+
+    The disk `refuses` the next syncs of files of these names, each once, as Linux tells it: some of what was
+    put later is on the disk then, and the kernel forgets that the rest is not.
     """
 
+    rng: np.random.Generator
+    refuses: set[str] = field(default_factory=set)
     synced: dict[Path, bytes] = field(default_factory=dict)
     later: dict[Path, dict[int, list[bytes]]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -66,8 +72,17 @@ class Disk:
             states.setdefault(sector, []).append(bytes(file.bytes[sector * SECTOR :][:SECTOR]))
 
     def note_sync(self, file: MappedFile) -> None:
-        self.synced[file.path] = bytes(file.bytes)
+        image = bytearray(self.synced.get(file.path, bytes(len(file.bytes))))
+        refused = file.path.name in self.refuses
+        for sector, versions in self.later[file.path].items():
+            version = int(self.rng.integers(-1, len(versions))) if refused else -1
+            if version >= 0 or not refused:
+                image[sector * SECTOR : sector * SECTOR + len(versions[version])] = versions[version]
+        self.synced[file.path] = bytes(image)
         self.later[file.path].clear()
+        if refused:
+            self.refuses.remove(file.path.name)
+            raise DataDirectoryError(f"{file.path} cannot be written to its disk (of a test)")
 
     def restart(self, directory: Path) -> None:
         """Forgets everything but what lies in `directory`."""
@@ -91,9 +106,9 @@ class Disk:
 
 
 @contextmanager
-def watched_disk() -> Iterator[Disk]:
+def watched_disk(rng: np.random.Generator | None = None) -> Iterator[Disk]:
     """Inside the block, keeps what would be on the disk, and waits for no real one."""
-    disk, put = Disk(), MappedFile.put
+    disk, put = Disk(np.random.default_rng(0) if rng is None else rng), MappedFile.put
 
     def noting_put(file: MappedFile, offset: int, data: bytes | memoryview) -> None:
         put(file, offset, data)

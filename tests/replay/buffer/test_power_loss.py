@@ -1,4 +1,4 @@
-"""A buffer on disk after its machine lost power: what is there is whole, in order, and was synced."""
+"""A buffer on disk after power was lost, or the disk refused: what is there is whole and synced."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ import pytest
 from disks import Died, Disk, dying, watched_disk
 from store_cases import SCHEMA, identity_of, rows_of, serials_of
 
+from dase_grpc.errors import DataDirectoryError
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.buffer.store import WriterKey
@@ -98,7 +99,11 @@ class Machine:
         if self.syncing is None:
             self.syncing, self.synced = self.store.sync(), self.moment()
             self.maybe.append(self.synced)
-        self.blocking = next(self.syncing, None)
+        try:
+            self.blocking = next(self.syncing, None)
+        except DataDirectoryError:
+            self.syncing = None
+            raise
         if self.blocking is None:
             self.syncing = None
             if self.synced in self.maybe:  # else something newer has been brought to the disk meanwhile
@@ -136,6 +141,30 @@ class Machine:
                 (self.forget if self.rng.random() < 0.2 else self.write)()
         self.let_go()
         self.start_without_power()
+        del self.history[self.store.ring.total :]
+        self.lost = len(self.history) - len(self.store.ring)
+        self.sure, self.maybe = self.moment(), []
+
+    def be_refused(self) -> None:
+        """The disk refuses one sync; the replay may go on for a while, ends, and starts again."""
+        self.disk.refuses = {("rows", "commits")[self.rng.integers(2)]}
+        while self.disk.refuses:
+            with suppress(DataDirectoryError):
+                (self.write, self.sync_once, self.sync_once, self.forget)[self.rng.integers(4)]()
+        sure, maybe = self.sure, [*self.maybe]  # nothing that comes from here on is claimed
+        for _ in range(int(self.rng.integers(6))):
+            with suppress(DataDirectoryError):
+                (self.write, self.sync_once, self.forget)[self.rng.integers(3)]()
+        with suppress(DataDirectoryError):
+            (self.store.close, self.store.abandon)[self.rng.integers(2)]()
+        self.directory.close()
+        self.syncing = self.blocking = None
+        self.sure, self.maybe = sure, maybe
+        if self.rng.random() < 0.5:
+            self.open()
+            self.check()
+        else:
+            self.start_without_power()
         del self.history[self.store.ring.total :]
         self.lost = len(self.history) - len(self.store.ring)
         self.sure, self.maybe = self.moment(), []
@@ -182,6 +211,22 @@ def test_whatever_reached_the_disk_what_is_found_was_synced_and_is_whole(tmp_pat
             for _ in range(int(rng.integers(40))):
                 (machine.write, machine.sync_once, machine.be_killed, machine.forget)[rng.choice(4, p=odds)]()
             machine.lose_power()
+        machine.let_go()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare", [1, 3, 10, 100])
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_sync_that_the_disk_refused_what_is_found_was_synced_before(tmp_path, seed, spare):
+    """Linux says so once, and the next sync of the same pages succeeds without writing them."""
+    rng = np.random.default_rng((seed, spare))
+    with watched_disk(rng) as disk:
+        machine = Machine(tmp_path, disk, rng, spare=spare)
+        for _ in range(6):
+            for end in (machine.be_refused, machine.lose_power):
+                for _ in range(int(rng.integers(10))):
+                    (machine.write, machine.sync_once, machine.forget)[rng.choice(3, p=(0.6, 0.3, 0.1))]()
+                end()
         machine.let_go()
 
 
