@@ -9,7 +9,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from dase_grpc.errors import DaseError, UnreachableError
-from dase_grpc.replay.wire.status import refusal_of
+from dase_grpc.replay.wire.status import ADMITTED_KEY, refusal_of
 
 _BROKEN_WRITE: Final = "Internal error from Core"
 _STATUS_POLL_S: Final = 0.01
@@ -59,12 +59,18 @@ class _ClientCall:
             if task is not None and task.cancelling():
                 raise error
             return UnreachableError(f"the stream to the replay service at {self._address} was cancelled")
+        if (status := await self._status_soon()) is not None:
+            return self._meaning(status)
+        return UnreachableError(f"the stream to the replay service at {self._address} broke under a write")
+
+    async def _status_soon(self) -> AioRpcError | None:
+        """The service's status, if that comes in a moment."""
         for _ in range(_STATUS_POLLS):
             self._keep_status()
             if self._status is not None:
-                return self._meaning(self._status)
+                return self._status
             await asyncio.sleep(_STATUS_POLL_S)
-        return UnreachableError(f"the stream to the replay service at {self._address} broke under a write")
+        return None
 
     def _meaning(self, status: AioRpcError) -> DaseError:
         if status.code() is grpc.StatusCode.OK:
@@ -89,11 +95,18 @@ class ClientStream(_ClientCall):
         self._answers: AsyncIterator[Any] = aiter(call)
 
     async def connected(self) -> None:
-        """Returns once the service has taken the call, or ended it; the next `read` says which."""
+        """Returns once the service has admitted the stream; raises what it was refused with.
+
+        An older service takes each call at first; what it does not refuse in a moment `read` raises.
+        """
         try:
-            await self._call.initial_metadata()
+            metadata = await self._call.initial_metadata()
+            admitted = ADMITTED_KEY in dict(metadata or ())
+            status = None if admitted else await self._status_soon()
         except (AioRpcError, asyncio.CancelledError) as error:
             raise await self._reason(error) from None
+        if status is not None:
+            raise self._meaning(status)
 
     async def read(self) -> Any:
         """The next message; waits for it."""

@@ -58,6 +58,7 @@ class Inserts:
             store.make_room(writer, agent_id=agent_id, now=self.clock())
             store.watch.opened((agent_id, writer))
             try:
+                await self.streams.admitted(context)
                 await _Insert(self.run, header, context, changed=self.changed, calls=self.calls).serve()
             finally:
                 store.watch.closed((agent_id, writer), self.clock())

@@ -109,6 +109,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             raise MalformedError(f"agent id {max(wanted)} is outside 0..{MAX_AGENT_ID}")
         sent: dict[int, tuple[int, int, int]] = {}
         with self._run.policies.following(wanted), self._published.of(wanted) as published:
+            await self.streams.admitted(context)
             while True:
                 published.clear()  # before the look, so that nothing is missed in between
                 for agent_id in sorted(wanted) or self._run.policies.agents():  # each in turn: none starves

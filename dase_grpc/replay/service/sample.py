@@ -65,6 +65,7 @@ class Samples:
                 del self._run.limiters[agent_id]
             if limiter is not before:
                 self._changed.tell(agent_id)
+            await self._streams.admitted(context)
             await batches.offer()
             if limiter is None:
                 await self._serve_credits(request, batches, row_bytes=row_bytes)

@@ -15,7 +15,7 @@ from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sampling import shortage
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.replay.security.door import require_agent
-from dase_grpc.replay.wire.status import Context
+from dase_grpc.replay.wire.status import ADMITTED_KEY, Context
 from dase_grpc.replay.wire.v1 import replay_pb2
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class _Stream:
 
     end: asyncio.Future[RefusalError]
     require_valid: Callable[[], object] = lambda: None
+    telling: asyncio.Future[None] | None = None
 
     def end_with(self, refusal: RefusalError) -> None:
         if not self.end.done():
@@ -88,22 +89,31 @@ class Streams:
         """Has `look` call `valid`, which raises the refusal that an open stream is to end with."""
         self._streams[context].require_valid = valid
 
+    async def admitted(self, context: Context) -> None:
+        """Tells the client that its stream is served, once nothing refuses it and before its first message.
+
+        A client whose streams are refused at once must not take the service for one that answers again. And
+        metadata that go out with the first message would leave a stream that ends in between without status.
+        """
+        metadata = ((ADMITTED_KEY, "1"),)
+        stream = self._streams[context]
+        stream.telling = asyncio.ensure_future(context.send_initial_metadata(metadata))
+        await asyncio.shield(stream.telling)
+
     async def serve(
         self, context: Context, body: Callable[[Context], Coroutine[Any, Any, T]], *, rpc: str
     ) -> T:
         """Runs a stream's body to its end, or until the service ends it; the body has ended then."""
         self.open_streams[rpc] += 1
         try:
-            # else it goes out with the first message, and a stream that ends in between gets no status
-            await context.send_initial_metadata(())
             return await self._serve(context, body)
         finally:
             self.open_streams[rpc] -= 1
 
     async def _serve(self, context: Context, body: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
-        stream = self._streams[context] = _Stream(asyncio.get_running_loop().create_future())
         if self._draining:
-            stream.end_with(_shutting_down())
+            raise _shutting_down()
+        stream = self._streams[context] = _Stream(asyncio.get_running_loop().create_future())
         running = asyncio.ensure_future(body(context))
         try:
             await asyncio.wait((running, stream.end), return_when=asyncio.FIRST_COMPLETED)
@@ -115,6 +125,8 @@ class Streams:
             running.cancel()
             stream.end.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            if stream.telling is not None:  # the status cannot be sent in the middle of it
+                await asyncio.gather(stream.telling, return_exceptions=True)
 
 
 def _shutting_down() -> DrainingError:

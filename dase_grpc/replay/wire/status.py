@@ -32,6 +32,8 @@ STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
 }
 
 REFUSAL_KEY: Final = "dase-refusal"
+ADMITTED_KEY: Final = "dase-admitted"
+"""In the initial metadata of a stream that is served; those of one that is refused do not have it."""
 _BY_NAME: Final = {error.__name__: error for error in STATUS}
 _UNREACHABLE: Final = (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED)
 

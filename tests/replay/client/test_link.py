@@ -10,7 +10,14 @@ from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_
 
 from dase_grpc import seeding
 from dase_grpc.config.sections import TrainConfig
-from dase_grpc.errors import DrainingError, Halted, MalformedError, StaleLeaseError, UnreachableError
+from dase_grpc.errors import (
+    DrainingError,
+    Halted,
+    MalformedError,
+    OverloadedError,
+    StaleLeaseError,
+    UnreachableError,
+)
 from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.collected import CollectedSteps
 from dase_grpc.replay.client.connection import Away, Outage, Shards
@@ -19,6 +26,7 @@ from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.link import GATHERED_ROWS, QUEUED_ROWS, ReplayLink, RowLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.sample import Pacing, Sampler
+from dase_grpc.replay.service import streams
 
 BATCH = 4
 
@@ -386,3 +394,16 @@ async def test_a_draining_replay_reaches_the_callers_of_both_streams():
             with pytest.raises((DrainingError, UnreachableError)):
                 await promptly(stream)
         link.close()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_replay_that_is_overloaded_for_too_long_is_given_up(monkeypatch, caplog, shards):
+    """Each attempt is refused, so none of them ends the outage."""
+    monkeypatch.setattr(streams, "MAX_HELD_BYTES", BATCH)
+    async with serving() as service:
+        target = await service.target()
+        connections = [LearnerConnection(target, timeout_s=0.2) for _ in range(shards)]
+        link = ReplayLink(Shards(connections), batch_size=BATCH, prefetch=2, writer_id="w")
+        with pytest.raises(OverloadedError, match=r"gave up after .* over the limit of 4;"):
+            await promptly(link.fetch_batches())
+    assert "answers again" not in caplog.text

@@ -71,11 +71,9 @@ async def test_where_one_side_is_empty_the_other_fills_in(shards):
     ],
 )
 async def test_a_share_that_is_none_is_refused(service, options, sentence):
-    sampler = await Sampler(await service.target(), batch_size=4, sampling=Sampling(**options)).open(
-        credits=1
-    )
+    sampler = Sampler(await service.target(), batch_size=4, sampling=Sampling(**options))
     with pytest.raises(MalformedError, match=sentence):
-        await promptly(sampler.next())
+        await sampler.open(credits=1)
 
 
 async def test_several_batches_of_a_frame_have_their_share_each(service):

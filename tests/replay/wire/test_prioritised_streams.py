@@ -159,9 +159,8 @@ async def test_priorities_that_a_stream_cannot_take_are_refused(service, samplin
     ],
 )
 async def test_a_prioritisation_that_is_none_is_refused(service, how):
-    sampler = await sampler_of(service, Sampling(prioritisation=Prioritisation(*how)))
     with pytest.raises(MalformedError, match="priorities take"):
-        await promptly(sampler.next())
+        await sampler_of(service, Sampling(prioritisation=Prioritisation(*how)))
 
 
 def drawn_of(masses: dict[int, float], these: list[int], among: list[int]) -> float:

@@ -84,9 +84,8 @@ async def test_a_stream_of_another_run_schema_epoch_or_agent_is_refused(
 )
 async def test_a_subscriber_of_another_run_or_schema_is_refused(service, changes, error):
     await service.join()
-    subscriber = await subscriber_of(service, **changes).open()
     with pytest.raises(error):
-        await subscriber.next()
+        await subscriber_of(service, **changes).open()
 
 
 @of_each_kind
@@ -165,9 +164,8 @@ async def test_a_batch_is_neither_empty_nor_endless_nor_more_than_memory_could_h
     service, batch_size, sentence
 ):
     target = await service.target(schema=WIDE)
-    sampler = await Sampler(target, batch_size=batch_size).open(credits=1)
     with pytest.raises(MalformedError, match=sentence):
-        await sampler.next()
+        await Sampler(target, batch_size=batch_size).open(credits=1)
 
 
 async def test_a_lease_that_is_lost_while_sampling_fences_off_the_next_batch(service):
