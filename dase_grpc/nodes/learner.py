@@ -229,7 +229,7 @@ def put_together(
         pair=pairing(frame.config, agent_id, exchange) if paired else None,
         audience=None if paired else _audience(exchange, shards.first, frame.config),
         actor_steps=collected,
-        stored_since=joined.member.inserted if goes_on_behind(joined.member, resumed) else 0,
+        stored_since=joined.member.inserted if _goes_on_behind(joined.member, resumed) else 0,
     )
     exchange.steps = lambda: learner.steps
     streams = LearnerStreams(shards, link, exchange, frame.lines)
@@ -242,7 +242,7 @@ def put_together(
     return training
 
 
-def goes_on_behind(member: Membership, resumed: Resumed | None) -> bool:
+def _goes_on_behind(member: Membership, resumed: Resumed | None) -> bool:
     """Whether the buffer holds transitions of the agent from after the checkpoint that it goes on from."""
     return member.inserted > (0 if resumed is None else resumed.stored)
 
