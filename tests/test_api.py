@@ -1,6 +1,7 @@
 """The public Python interface: runs from a script, a thread, a loop that is left; what comes out of them."""
 
 import ast
+import re
 import signal
 import subprocess
 import sys
@@ -244,7 +245,8 @@ def test_a_run_in_processes_that_fails_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", importing(Path(worlds.__file__).parent)["PYTHONPATH"])
     with pytest.raises(DaseError) as failed:
         dase.train("worlds:RaisesAtStep", runs=tmp_path, verbose=False, **{**SMALL, "env.max_restarts": 0})
-    assert str(failed.value)
+    told = r"evaluation of agent \d: the environment raised RuntimeError: the simulator broke at step 3 in .+"
+    assert re.fullmatch(told, str(failed.value))
 
 
 @pytest.mark.slow

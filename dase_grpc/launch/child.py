@@ -26,6 +26,8 @@ READ_S: Final = 10.0
 """How long the last of what a run has said may take to be passed on, once it has ended."""
 
 _SHOWN: Final = 20
+_OF_A_NODE: Final = f" | {ERROR_PREFIX}"
+"""Comes before the sentence that a node has ended with, in its log."""
 
 
 class ChildRun:
@@ -96,7 +98,8 @@ class ChildRun:
 
         Raises:
             UsageError: what was asked cannot be done, in its own sentence.
-            DaseError: it failed; with the end of what it said.
+            DaseError: it failed; in its own sentence, or the last one of a node that was given up, or else
+                with the end of what it said.
         """
         code = self._process.returncode
         self._take_rest()
@@ -105,6 +108,7 @@ class ChildRun:
         sentences = [line.removeprefix(ERROR_PREFIX) for line in self._said if line.startswith(ERROR_PREFIX)]
         if code == USAGE_CODE and sentences:
             raise UsageError(sentences[-1])
+        sentences = sentences or [line.partition(_OF_A_NODE)[2] for line in self._said if _OF_A_NODE in line]
         said = "\n".join(self._said)
         raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{said}")
 

@@ -9,6 +9,7 @@ import pytest
 from children import lives, until_ended
 from patience import PATIENCE_S, wait_until
 
+from dase_grpc.errors import DaseError
 from dase_grpc.launch import child
 from dase_grpc.launch.child import ChildRun
 
@@ -28,6 +29,27 @@ def heard(say: Any) -> list[str]:
         assert run.wait(PATIENCE_S)
         run.require_success()
         return list(run._said)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            ["note: this", "12:00:00 learner | error: agent 0 broke", "12:00:01 learner | results"],
+            "agent 0 broke",
+        ),
+        (["12:00:00 learner | error: agent 0 broke", "error: the run broke"], "the run broke"),
+        (["nothing of use"], "the run ended with code 1:\nnothing of use"),
+    ],
+)
+def test_a_run_that_failed_is_told_of_in_the_sentence_that_says_most(monkeypatch, said, told):
+    code = f"import sys; print(*{said!r}, sep='\\n'); sys.exit(1)"
+    monkeypatch.setattr(child, "PROGRAM", [sys.executable, "-c", code])
+    with ChildRun([], say=lambda _: None) as run:
+        assert run.wait(PATIENCE_S)
+        with pytest.raises(DaseError) as failed:
+            run.require_success()
+    assert str(failed.value) == told
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
