@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from measuring import markdown
@@ -200,17 +200,16 @@ class Kept:
 
 def names_of(groups: Sequence[Group]) -> list[str]:
     """A name for each group, the same for the same settings in every environment."""
-    told = differing(groups)
+    told, usual = differing(groups), settings(resolve({"train": {"agents": 2}}))
     several = len({group.algorithms for group in groups}) > 1
     return [
-        ", ".join([group.algorithm_names] * several + [group.method_name, *_particulars(group, told)])
+        ", ".join([group.algorithm_names] * several + [group.method_name, *_particulars(group, told, usual)])
         for group in groups
     ]
 
 
-def _particulars(group: Group, told: Sequence[str]) -> Iterator[str]:
-    """Its measure or divergence, if any group has another one, and what else is told and is no default."""
-    usual = settings(resolve({"train": {"agents": 2}}))
+def _particulars(group: Group, told: Sequence[str], usual: Mapping[str, Any]) -> Iterator[str]:
+    """Its measure or divergence, if any group has another one, and what else is told and is not as usual."""
     if _MEASURE in group.settings and (_MEASURE in told or _DIVERGENCE in told):
         measure = group.settings[_MEASURE]
         yield group.settings[_DIVERGENCE] if measure == usual[_MEASURE] else measure

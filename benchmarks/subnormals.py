@@ -49,13 +49,6 @@ SMALLEST_NORMAL: Final = torch.finfo(torch.float32).tiny
 
 
 @contextmanager
-def subnormals_kept() -> Iterator[None]:
-    """Adam's steps are those of torch."""
-    with patch.object(optimiser, "subnormals_as_zero", nullcontext):
-        yield
-
-
-@contextmanager
 def training(env: str) -> Iterator[LockstepRun]:
     """One agent about to take its first step."""
     agent = {"hidden": [128, 128], "batch_size": 128, "actor_lr": 1e-3, "critic_lr": 1e-3}
@@ -72,15 +65,13 @@ def training(env: str) -> Iterator[LockstepRun]:
     with tempfile.TemporaryDirectory(prefix="subnormals-") as folder:
         directory = RunDirectory.create(Path(folder), "run", config, mode="lockstep")
         with open_lockstep(config, directory) as run:
-            for learner in run.learners:
-                learner.prepare()
             run.begin(Event())
             yield run
 
 
 def steps(run: LockstepRun, count: int, *, kept: bool) -> Round:
-    """Takes so many steps."""
-    with subnormals_kept() if kept else nullcontext():
+    """Takes so many steps, Adam's as torch has them where subnormal moments are kept."""
+    with patch.object(optimiser, "subnormals_as_zero", nullcontext) if kept else nullcontext():
         began = time.perf_counter()
         for _ in range(count):
             run.step()

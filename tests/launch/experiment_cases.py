@@ -7,6 +7,7 @@ import torch
 from small import SETTINGS
 
 from dase_grpc.launch.experiments.file import parse_experiment
+from dase_grpc.launch.experiments.folder import ExperimentFolder, State
 from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 from dase_grpc.runs.checkpoint import save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
@@ -36,3 +37,15 @@ def trained(root: Path, cell: RunCell, *, step: int | None = None, name: str | N
         agent.metrics.append({"step": step})
         save_checkpoint(agent.checkpoints, step=step, tensors={"a": torch.zeros(1)}, metadata={})
     return run
+
+
+def state(folder: ExperimentFolder, cell: RunCell) -> State:
+    return folder.states([cell])[cell.name]
+
+
+def lose_an_agent(run: RunDirectory) -> None:
+    run.agent(1).path.rename(run.path / "elsewhere")
+
+
+def lose_the_last_evaluation(run: RunDirectory) -> None:
+    run.agent(1).evaluations.path.write_text("step,return_mean,return_std,episodes,wall_seconds\n0,1,0,2,1\n")

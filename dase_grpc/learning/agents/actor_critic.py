@@ -142,6 +142,10 @@ class ActorCritic(ABC):
         parts = ("actor", "critic", "normaliser")
         return {name: tensor for name, tensor in self._tensors.items() if name.split(".")[0] in parts}
 
+    def judge_as(self, tensors: Mapping[str, Any]) -> None:
+        """Takes over the `judgement` among these tensors, which may be more; raises as `restore`."""
+        restore(self.judgement, {name: tensors[name] for name in self.judgement if name in tensors})
+
     @torch.no_grad()
     def value(self, observation: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) as the actor's loss has it, but in the environment's rewards, without gradient; (B,)."""

@@ -185,7 +185,7 @@ class DPD:
             self._totals.counts[REFUSED] += 1
             _log.warning("%s holds numbers that are not finite; the one before stays", who)
             return
-        restore(self._peer.judgement, {name: published.tensors[name] for name in self._peer.judgement})
+        self._peer.judge_as(published.tensors)
         self._peer_version[...] = published.version
 
     def _distil(self, observation: Tensor, weight: Tensor) -> Tensor:

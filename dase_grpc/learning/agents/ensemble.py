@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.networks import restore
 from dase_grpc.learning.agents.registry import as_actor_critic, make_agent
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -42,7 +41,7 @@ class EnsemblePolicy:
         for config, state in states:
             made = make_agent(config, schema, seed=0, agent_id=0, device=device)
             agent = as_actor_critic(made, use="an ensemble")
-            restore(agent.judgement, {name: state[name] for name in agent.judgement if name in state})
+            agent.judge_as(state)
             agents.append(agent)
         return cls(agents)
 

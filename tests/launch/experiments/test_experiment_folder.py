@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -12,33 +11,17 @@ from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
-from launch.experiment_cases import small_cells, trained
+from launch.experiment_cases import lose_an_agent, lose_the_last_evaluation, small_cells, state, trained
 from patience import PATIENCE_S
 
 from dase_grpc.config.presets import layered
 from dase_grpc.config.resolve import read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.launch.experiments import folder as experiments_folder
 from dase_grpc.launch.experiments import locks
 from dase_grpc.launch.experiments.file import parse_experiment
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, Reading, score
 from dase_grpc.launch.experiments.matrix import cells_of
 from dase_grpc.runs.files import FolderLock
-
-
-@pytest.fixture
-def cell():
-    return small_cells()[0]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / OWN_FOLDER).mkdir()
-    return ExperimentFolder(tmp_path)
-
-
-def state(folder, cell):
-    return folder.states([cell])[cell.name]
 
 
 def refusal(folder, cell) -> RunDirectoryError:
@@ -78,14 +61,6 @@ def test_a_run_that_is_marked_loses_its_buffer_unless_it_is_to_be_kept(folder, c
     assert folder.finish(cell, seconds=1.0) is None
     assert (run.replay / "rows").exists() == kept
     assert state(folder, cell).kind == "finished"
-
-
-def lose_an_agent(run):
-    run.agent(1).path.rename(run.path / "elsewhere")
-
-
-def lose_the_last_evaluation(run):
-    run.agent(1).evaluations.path.write_text("step,return_mean,return_std,episodes,wall_seconds\n0,1,0,2,1\n")
 
 
 def lose_all_evaluations(run):
@@ -360,110 +335,3 @@ def test_what_cannot_be_read_is_told(folder, cell, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert_one_sentence(refusal(folder, cell), "cannot read", "Permission denied")
-
-
-# -- going on ------------------------------------------------------------------------------------------
-
-
-def begun(folder: ExperimentFolder, cell, *, step: int = 60):
-    """A lockstep run that was interrupted after a round."""
-    run = trained(folder.path, cell, step=step)
-    run.replay.mkdir()
-    (run.replay / f"round-{step:09d}.json").touch()
-    return run
-
-
-def test_a_run_that_was_interrupted_after_a_round_can_be_resumed_from_there(tmp_path):
-    folder, (cell, roundless, done) = ExperimentFolder(tmp_path), small_cells(seed=[0, 1, 2])
-    assert folder.resumable(cell) is None
-    begun(folder, cell)
-    trained(tmp_path, roundless, step=60)
-    begun(folder, done, step=120)
-    assert [folder.resumable(each) for each in (cell, roundless, done)] == [60, None, None]
-    assert [folder.kept_step(each) for each in (cell, roundless, done)] == [60, 0, 120]
-
-
-def test_a_run_that_failed_or_is_another_or_of_other_versions_starts_over(tmp_path, monkeypatch):
-    folder, (cell,) = ExperimentFolder(tmp_path), small_cells()
-    run = begun(folder, cell)
-    (other,) = small_cells(seed=[7])
-    assert folder.resumable(replace(other, name=cell.name)) is None
-    (folder.path / experiments_folder.OWN_FOLDER).mkdir()
-    folder.fail(cell, "it broke")
-    assert folder.resumable(cell) is None
-    folder._failure(cell).unlink()
-    assert folder.resumable(cell) == 60
-    monkeypatch.setattr(experiments_folder, "versions", lambda: {**run.versions, "numpy": "0.1"})
-    assert folder.resumable(cell) is None
-
-
-def test_a_cluster_is_resumed_where_its_buffer_and_checkpoints_of_all_agents_are_kept(tmp_path):
-    folder, (cell,) = ExperimentFolder(tmp_path), small_cells(mode="cluster")
-    run = trained(tmp_path, cell, step=60)
-    assert folder.resumable(cell) is None
-    run.replay.mkdir()
-    (run.replay / "buffer.json").touch()
-    assert folder.resumable(cell) == 60
-    shutil.rmtree(run.agent(1).checkpoints)
-    assert folder.resumable(cell) is None
-
-
-# -- ends that nobody marked ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["lockstep", "cluster"])
-def test_a_run_at_its_last_step_without_a_mark_is_marked_as_it_is(folder, mode):
-    (cell,) = small_cells(mode=mode)
-    run = trained(folder.path, cell)
-    run.replay.mkdir()
-    assert folder.conclude(cell) == 1.0  # as long as it has trained
-    assert state(folder, cell).kind == "finished"
-    assert (folder.took_s(cell), run.replay.exists()) == (1.0, False)
-
-
-def other_versions(run):
-    file = run.path / "run.toml"
-    file.write_text(file.read_text().replace(run.versions["numpy"], "0.1"))
-
-
-@pytest.mark.parametrize(
-    ("step", "lose"),
-    [(70, None), (None, lose_an_agent), (None, lose_the_last_evaluation), (None, other_versions)],
-)
-def test_a_run_that_is_not_complete_or_of_other_versions_is_not_taken_for_a_finished_one(
-    folder, cell, step, lose
-):
-    run = trained(folder.path, cell, step=step)
-    if lose is not None:
-        lose(run)
-    assert folder.conclude(cell) is None
-    assert state(folder, cell).kind == "unfinished"
-
-
-def test_a_run_that_failed_or_is_another_is_not_taken_for_a_finished_one(folder, cell):
-    assert folder.conclude(cell) is None
-    trained(folder.path, cell)
-    for changed in ({"seed": [7]}, {"mode": "cluster"}):
-        assert folder.conclude(replace(small_cells(**changed)[0], name=cell.name)) is None
-    folder.fail(cell, "it broke")
-    assert folder.conclude(cell) is None
-    assert state(folder, cell).kind == "failed"
-
-
-def test_a_run_whose_buffer_is_to_stay_and_is_not_whole_is_not_taken_for_a_finished_one(folder, cell):
-    folder = ExperimentFolder(folder.path, keep_buffers=True)
-    run = begun(folder, cell, step=120)
-    (last,) = run.replay.iterdir()
-    last.rename(run.replay / "round-000000060.json")
-    assert (folder.conclude(cell), folder.resumable(cell)) == (None, 60)
-    (run.replay / "round-000000060.json").rename(last)
-    assert folder.conclude(cell) == 1.0
-    assert last.exists()
-
-
-def test_a_run_that_somebody_goes_on_with_by_hand_is_not_marked(folder, cell):
-    run = trained(folder.path, cell)
-    with closing(FolderLock.acquire(run.path)), pytest.raises(RunDirectoryError) as refused:
-        folder.conclude(cell)
-    assert_one_sentence(refused.value, f"another process is still writing to {run.path}")
-    assert state(folder, cell).kind == "unfinished"
