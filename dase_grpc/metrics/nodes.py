@@ -88,6 +88,10 @@ class ExplorerMetrics(_OfAgents):
         self.acknowledged = self._counter(
             "dase_explorer_acknowledged_transitions", "Transitions whose commit the replay has acknowledged."
         )
+        self.finished = self._gauge(
+            "dase_explorer_finished",
+            "1 once the node has nothing left to do and waits to be stopped (--stay), else 0.",
+        )
         self._refused = self._by_reason(
             "dase_explorer_refused_transitions",
             "Transitions not sent because a value was not finite.",

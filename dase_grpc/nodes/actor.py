@@ -59,7 +59,7 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
         exploration = Exploration.of(frame, joined, node)
         with frame.health.ready():
             await exploration.run()
-        await frame.stay()
+        await frame.stay(exploration.metrics.finished)
 
 
 @dataclass(frozen=True)

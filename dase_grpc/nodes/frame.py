@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import EnvConfig
@@ -63,10 +63,15 @@ class NodeFrame(Generic[E]):
             log.info("stopped before %s", before)
         return found
 
-    async def stay(self) -> None:
-        """Waits, with --stay, until the node is to stop; it is ready meanwhile, having done its work."""
+    async def stay(self, finished: Gauge | None = None) -> None:
+        """Waits, with --stay, until the node is to stop; it is ready meanwhile, having done its work.
+
+        `finished` is 1 then: who watches has to know rest from standstill.
+        """
         if self.options.stay and not self.stop.is_set():
             log.info("nothing is left to do: stays until it is stopped")
+            if finished is not None:
+                finished.set(1)
             with self.health.ready():
                 await self.stop.wait()
 

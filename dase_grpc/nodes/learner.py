@@ -91,7 +91,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
             training = put_together(frame, joined, path=path, results=results, device=device)
             with frame.health.ready():
                 finished = await training.run(farewell)
-        await frame.stay()
+        await frame.stay(training.metrics.finished)
         return finished
 
 

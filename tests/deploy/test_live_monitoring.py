@@ -148,7 +148,7 @@ def test_prometheus_evaluates_every_rule_and_every_recorded_one_has_series(monit
     assert len(names) == 10
     assert unanswered(monitored, {name: name for name in names}) == {}
     rules = [rule for group in monitored.api("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 24
+    assert len(rules) == 26
     assert {(rule["name"], rule.get("lastError", "")) for rule in rules if rule["health"] != "ok"} == set()
 
 

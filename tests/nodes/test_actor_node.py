@@ -15,6 +15,7 @@ from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, UnreachableError, WaitedTooLongError
 from dase_grpc.launch.drill.cluster import proxied
+from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.progress import Progress
 
 
@@ -223,11 +224,21 @@ async def test_an_actor_that_comes_when_its_agent_has_finished_ends_at_once(serv
     assert "agent 0 has finished, so this actor ends" in caplog.text
 
 
-async def test_an_actor_that_is_to_stay_waits_to_be_stopped_once_its_agent_has_finished(service, caplog):
+async def test_an_actor_that_is_to_stay_waits_to_be_stopped_once_its_agent_has_finished(
+    service, caplog, monkeypatch
+):
+    registry = make_registry()
+    monkeypatch.setattr("dase_grpc.nodes.frame.make_registry", lambda: registry)
+
+    def shown():
+        return registry.get_sample_value("dase_explorer_finished", {"agent_id": "0"})
+
     learner = await FakeLearner.publishing(service, 3)
     async with exploring(service, 20, stay=True) as (task, stop):
+        assert shown() == 0
         await learner.finish()
         await eventually(lambda: "stays until it is stopped" in caplog.text)
+        assert shown() == 1
         assert service.run.attendance.all(0.0) == []
         assert not task.done()
         await ended(task, stop)

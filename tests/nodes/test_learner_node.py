@@ -25,6 +25,7 @@ from replay.wire.services import eventually, listening, promptly, serving
 
 from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.learner import learner_main, run_learner
 from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.insert import WINDOW_ROWS
@@ -321,10 +322,15 @@ async def test_a_learner_says_whether_it_has_taken_its_last_step(tmp_path):
             assert not await ended(task, stop)
 
 
-async def test_a_learner_that_is_to_stay_has_left_and_waits_to_be_stopped(service, tmp_path, caplog):
+async def test_a_learner_that_is_to_stay_has_left_and_waits_to_be_stopped(
+    service, tmp_path, caplog, monkeypatch
+):
+    registry = make_registry()
+    monkeypatch.setattr("dase_grpc.nodes.frame.make_registry", lambda: registry)
     async with learning(learner_options(service.address, tmp_path / "run", stay=True)) as (task, stop):
         await eventually(lambda: "stays until it is stopped" in caplog.text)
         assert (await service.client.status()).agents[0].lease == "left"
+        assert registry.get_sample_value("dase_explorer_finished", {"agent_id": "0"}) == 1
         assert not task.done()
         assert await ended(task, stop)
 
