@@ -18,9 +18,10 @@ MONITORED = "metrics.podMonitor.enabled=true,metrics.rules.enabled=true,metrics.
 VALUES: Mapping[str, tuple[str, ...]] = {
     "as it is": (),
     "plain": ("tls.enabled=false", "networkPolicy.enabled=false", "replay.minSize=1000000"),
+    "actors alone explore": ("learners.explore=false,actors.perAgent=1,evaluator.enabled=true",),
     "everything": (
         "replay.shards=3,replay.pdb.enabled=true,replay.capacity=500000",
-        "learners.count=2,learners.explore=false,learners.gpu.count=1,learners.gpu.runtimeClassName=nvidia",
+        "learners.count=2,learners.gpu.count=1,learners.gpu.runtimeClassName=nvidia",
         "actors.perAgent=2,actors.envs=4,actors.autoscaling.enabled=true,evaluator.enabled=true",
         "tls.certManager.enabled=true,tls.crlConfigMap=withdrawn,run.id=study-1,run.preset=paper/td3",
         "extraEnv.GRPC_VERBOSITY=INFO,imagePullSecrets[0].name=pull",

@@ -281,6 +281,7 @@ REFUSED = {
     "extraEnv.lower=1": "lower",
     "results.perLearner=true": "needs learners.mode statefulset",
     "learners.explore=false": "nobody would explore",
+    "learners.explore=false,actors.perAgent=1,replay.shards=2": "a replay in one piece",
     "actors.autoscaling.enabled=true": "perAgent",
     "actors.perAgent=9,actors.autoscaling.enabled=true": "maxPerAgent",
     "learners.mode=statefulset,results.perLearner=true,results.existingClaim=x": "existingClaim",

@@ -17,9 +17,17 @@ CHECKPOINT_S = 30.0
 """What is left for a checkpoint on a slow volume."""
 
 
+CLIENTS = ("learner", "actor", "evaluator")
+
+
 @pytest.fixture(params=VALUES)
-def pods(rendered: dict[str, Rendered], request: pytest.FixtureRequest) -> list[Workload]:
-    return rendered[request.param].workloads
+def values(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pods(rendered: dict[str, Rendered], values: str) -> list[Workload]:
+    return rendered[values].workloads
 
 
 @pytest.fixture
@@ -133,24 +141,43 @@ def test_a_gpu_is_asked_for_and_used_or_neither(nodes):
         assert ("runtimeClassName" in node.spec) == (asked > 0)
 
 
-@pytest.mark.parametrize("role", ["replay", "learner", "actor", "evaluator"])
-def test_dase_understands_what_nodes_are_told(nodes, role, tmp_path, monkeypatch):
-    told = [node for node in nodes if node.role == role]
-    if not told:
-        pytest.skip(f"these values start no {role}")
-    started = []
-
-    def start(options, *, stdin_is_leash):
-        started.append(options)
-        return 0
-
-    monkeypatch.setattr(f"dase_grpc.nodes.{role}.{role}_main", start, raising=True)
+@pytest.fixture
+def parsed(tmp_path, monkeypatch):
+    """What the real command line makes of a node's arguments."""
     (tmp_path / "run.toml").write_text(CONFIG)
-    for node in told:
+
+    def options_of(node):
+        started = []
+
+        def start(options, *, stdin_is_leash):
+            started.append(options)
+            return 0
+
+        monkeypatch.setattr(f"dase_grpc.nodes.{node.role}.{node.role}_main", start, raising=True)
         args = [each.replace("/etc/dase/run", str(tmp_path)) for each in node.arguments(1)]
         assert args[0] == "node"
         with pytest.raises(SystemExit) as ended:
             app(args)
         assert ended.value.code in (0, None)
-    assert len(started) == len(told)
-    assert {options.metrics_port for options in started} == {9500}
+        (options,) = started
+        return options
+
+    return options_of
+
+
+@pytest.mark.parametrize("role", ["replay", "learner", "actor", "evaluator"])
+def test_dase_understands_what_nodes_are_told(nodes, role, parsed):
+    told = [node for node in nodes if node.role == role]
+    if not told:
+        pytest.skip(f"these values start no {role}")
+    assert {parsed(node).metrics_port for node in told} == {9500}
+
+
+def test_nodes_of_a_run_have_the_same_settings_and_whoever_shares_a_volume_evaluates_for_all(
+    values, rendered, parsed
+):
+    nodes = {each.role: parsed(each).config for each in rendered[values].workloads if each.role in CLIENTS}
+    assert len(set(map(repr, nodes.values()))) == 1
+    evaluates = "evaluator" in nodes and "results.perLearner=true" not in "".join(VALUES[values])
+    assert nodes["learner"].eval.by == ("evaluator" if evaluates else "learner")
+    assert nodes["learner"].train.explore == ("learners.explore=false" not in "".join(VALUES[values]))

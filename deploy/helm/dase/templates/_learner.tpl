@@ -67,9 +67,6 @@ spec:
         {{- else }}
         - --stay
         {{- end }}
-        {{- if not $learners.explore }}
-        - --explore=false
-        {{- end }}
         {{- if gt (int $learners.gpu.count) 0 }}
         - --gpu=0
         {{- end }}

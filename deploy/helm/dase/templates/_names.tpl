@@ -70,6 +70,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and (not .Values.learners.explore) (eq (int .Values.actors.perAgent) 0) -}}
 {{- fail "learners.explore is false and actors.perAgent is 0, so nobody would explore; raise actors.perAgent" -}}
 {{- end -}}
+{{- if and (not .Values.learners.explore) (gt (int .Values.replay.shards) 1) -}}
+{{- fail "learners.explore is false, which needs a replay in one piece, and replay.shards is more than 1; set one of them back" -}}
+{{- end -}}
 {{- if and .Values.actors.autoscaling.enabled (eq (int .Values.actors.perAgent) 0) -}}
 {{- fail "actors.autoscaling needs actors.perAgent of at least 1, where it begins" -}}
 {{- end -}}

@@ -138,6 +138,13 @@ livenessProbe:
 - --replay={{ include "dase.replayAddresses" .root }}
 - --replay-timeout={{ .values.replayTimeoutSeconds }}
 - --agents={{ .root.Values.learners.count }}
+{{- if not .root.Values.learners.explore }}
+- --explore=false
+{{- end }}
+{{- /* On a volume that they share either learners or the evaluator write an agent's evaluations. */}}
+{{- if and .root.Values.evaluator.enabled (not .root.Values.results.perLearner) }}
+- --set=eval.by=evaluator
+{{- end }}
 {{- with .root.Values.run.preset }}
 - --preset={{ . }}
 {{- end }}
