@@ -1,7 +1,9 @@
 """The Helm chart: valid for several Kubernetes versions, refuses nonsense, and hangs together."""
 
 import json
+import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from deploy.charts import CHART, CONFIG, VALUES, VARIABLE, Helm, Rendered
 from deploy.conftest import fetched
 from deploy.deployed import DASHBOARDS, PROJECT, RULES
 from patience import PATIENCE_S, wait_until
+
+from dase_grpc.config.texts import transitions
 
 VERSIONS = ("1.31.0", "1.34.0", "1.36.0", "1.37.0")
 FILES = ("ca.crt", "tls.crt", "tls.key")
@@ -293,6 +297,21 @@ def test_nonsense_is_refused_by_name(helm, nonsense):
     refused = helm.template(nonsense)
     assert refused.returncode
     assert REFUSED[nonsense] in refused.stderr
+
+
+CAPACITIES = {
+    **dict.fromkeys(
+        ("500000", "1", "2GiB", "2 GiB", "512MB", "1.5GB", "0.5GiB", "100000B", "2gib", "1TiB"), True
+    ),
+    **dict.fromkeys(("2Gi", "2G", "1k", "1.5", "1_000", "1e6", "0", "0GiB", "2 GiBs", "1..5GB", "-1"), False),
+}
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_the_chart_takes_the_capacities_that_a_replay_takes(helm, capacity):
+    assert (helm.template(f"replay.capacity={capacity}").returncode == 0) == CAPACITIES[capacity]
+    with nullcontext() if CAPACITIES[capacity] else pytest.raises(ValueError, match=re.escape(capacity)):
+        transitions(capacity, row_bytes=1)
 
 
 def test_every_value_is_in_the_schema_and_the_other_way_round():
