@@ -5,6 +5,7 @@ import re
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -267,6 +268,16 @@ def test_a_change_of_settings_makes_another_job_and_one_of_the_replay_does_not(h
     assert job("learners.resources.limits.memory=8Gi") != job()
     assert job("replay.resources.limits.memory=8Gi") == job()
     assert len(job()) <= 63
+
+
+def test_other_settings_start_the_pods_again_that_read_them_and_no_other(helm: Helm):
+    def templates(config: str) -> dict[str, dict[str, Any]]:
+        made = helm.rendered("actors.perAgent=1,evaluator.enabled=true", config=config)
+        return {each.role: each.template for each in made.workloads}
+
+    before, after = templates("[train]\nsteps = 5_000\n"), templates("[train]\nsteps = 6_000\n")
+    changed = {role for role in before if before[role] != after[role]}
+    assert changed == {"learner", "actor", "evaluator"}
 
 
 REFUSED = {

@@ -15,7 +15,15 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Of dict "root" "component" "values": labels and annotations of a pod; a change of settings changes them. */}}
+{{/* Of dict "root" "component": whether such pods are given the settings. */}}
+{{- define "dase.hasSettings" -}}
+{{- if and .root.Values.run.config (has .component (list "learner" "actor" "evaluator")) -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* Of dict "root" "component" "values": labels and annotations of a pod; a change of settings that it is given
+     changes them. */}}
 {{- define "dase.podMetadata" -}}
 labels:
   {{- include "dase.labels" . | nindent 2 }}
@@ -24,7 +32,9 @@ labels:
   {{- end }}
 annotations:
   kubectl.kubernetes.io/default-container: {{ .component }}
+  {{- if include "dase.hasSettings" . }}
   checksum/config: {{ .root.Values.run.config | sha256sum | trunc 16 }}
+  {{- end }}
   {{- with .root.Values.podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -155,7 +165,7 @@ livenessProbe:
 
 {{- define "dase.commonMounts" -}}
 - {name: tmp, mountPath: /tmp}
-{{- if and .root.Values.run.config (ne .component "replay") }}
+{{- if include "dase.hasSettings" . }}
 - {name: run, mountPath: /etc/dase/run, readOnly: true}
 {{- end }}
 {{- end -}}
@@ -163,7 +173,7 @@ livenessProbe:
 {{- define "dase.commonVolumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
-{{- if and .root.Values.run.config (ne .component "replay") }}
+{{- if include "dase.hasSettings" . }}
 - name: run
   configMap: {name: {{ include "dase.fullname" .root }}-run}
 {{- end }}
