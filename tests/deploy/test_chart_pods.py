@@ -102,6 +102,14 @@ def test_nodes_have_time_to_end_in_order(nodes):
             assert grace_s >= 2 * USUAL.drain_s + 2 * FAREWELL_S * shards(node) + __main__.EXIT_S
 
 
+def test_a_replay_that_would_have_no_time_to_end_is_refused(helm):
+    ends_s = GRACE_S + CHECKPOINT_S + __main__.EXIT_S
+    enough = "replay.preStopSeconds=600,replay.terminationGracePeriodSeconds={:.0f}"
+    refused = helm.template(enough.format(600 + ends_s - 1))
+    assert f"needs {600 + ends_s:.0f} s to end" in refused.stderr
+    assert helm.template(enough.format(600 + ends_s)).returncode == 0
+
+
 def test_learners_of_a_job_are_replaced_and_not_counted_when_they_are_stopped(nodes):
     for node in nodes:
         if node.manifest["kind"] != "Job":

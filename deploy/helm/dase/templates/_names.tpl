@@ -73,6 +73,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and (not .Values.learners.explore) (gt (int .Values.replay.shards) 1) -}}
 {{- fail "learners.explore is false, which needs a replay in one piece, and replay.shards is more than 1; set one of them back" -}}
 {{- end -}}
+{{- /* Beside its time on duty: 2 s for streams, 30 s for the disk, 10 s to exit (docs/kubernetes.md). */}}
+{{- $grace := add .Values.replay.preStopSeconds 42 -}}
+{{- if lt (int .Values.replay.terminationGracePeriodSeconds) (int $grace) -}}
+{{- fail (printf "replay.terminationGracePeriodSeconds is %d, and with replay.preStopSeconds of %d a replay needs %d s to end; raise it" (int .Values.replay.terminationGracePeriodSeconds) (int .Values.replay.preStopSeconds) (int $grace)) -}}
+{{- end -}}
 {{- if and .Values.actors.autoscaling.enabled (eq (int .Values.actors.perAgent) 0) -}}
 {{- fail "actors.autoscaling needs actors.perAgent of at least 1, where it begins" -}}
 {{- end -}}
