@@ -131,7 +131,7 @@ def test_a_pod_is_ready_once_its_probes_of_start_and_readiness_have_passed(machi
 def test_a_pod_whose_liveness_fails_too_often_is_told_to_end_and_started_again(machine, podman):
     after(machine, podman, 5)
     podman.dumb = {f"{REPLAY}:9500/healthz"}
-    for _ in range(8):
+    for _ in range(machine.lives[REPLAY].pod.container["livenessProbe"]["failureThreshold"]):
         after(machine, podman, 15)
     after(machine, podman, 20)
     assert (f"{REPLAY}-replay", "TERM") in podman.sent
