@@ -14,7 +14,7 @@ import torch
 
 from dase_grpc import seeding
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.errors import WaitedTooLongError
+from dase_grpc.errors import AgentTakenError, WaitedTooLongError
 from dase_grpc.learning.agents.device import pick_device, reserved_bytes
 from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.build import build_learner, pairing, peer_of
@@ -52,15 +52,23 @@ log = logging.getLogger("dase")
 
 
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
-    """Runs a learner node as a process; one that was stopped in good order ends with `unfinished_code`."""
-    finished = False
+    """Runs a learner node as a process.
+
+    One that was stopped in good order ends with `unfinished_code`. So does one whose agent another learner
+    still has, where there is such a code: that learner may be gone when it is started again.
+    """
+    finished, waits = False, False
 
     async def main(stop: asyncio.Event) -> None:
-        nonlocal finished
-        finished = await run_learner(options, stop)
+        nonlocal finished, waits
+        try:
+            finished = await run_learner(options, stop)
+        except AgentTakenError:
+            waits = options.unfinished_code > 0
+            raise
 
     code = run_node("learner", main, stdin_is_leash=stdin_is_leash)
-    return options.unfinished_code if code == 0 and not finished else code
+    return options.unfinished_code if waits or (code == 0 and not finished) else code
 
 
 async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:

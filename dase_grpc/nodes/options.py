@@ -311,7 +311,8 @@ class LearnerOptions(ResultsOptions):
     unfinished_code: int = _client_flag(
         0,
         "--unfinished-code",
-        "The exit code when it is stopped before its last step, for schedulers that take 0 for done; else 0.",
+        "The exit code when it is stopped before its last step, or another learner still has its agent, for "
+        "schedulers that take 0 for done; else 0, or 1.",
         int,
         min=0,
         max=255,

@@ -23,7 +23,7 @@ from nodes.learning_cases import (
 from nodes.running import ended, replay_node
 from replay.wire.services import eventually, listening, promptly, serving
 
-from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
+from dase_grpc.errors import AgentTakenError, DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.learner import learner_main, run_learner
@@ -345,3 +345,15 @@ def test_a_learner_that_is_stopped_before_its_last_step_ends_with_the_code_for_t
     monkeypatch.setattr("dase_grpc.nodes.learner.run_learner", trained)
     options = learner_options(Address("127.0.0.1", 1), tmp_path, unfinished_code=75)
     assert learner_main(options, stdin_is_leash=False) == code
+
+
+@pytest.mark.parametrize("code", [75, 0])
+def test_a_learner_whose_agent_another_one_still_has_ends_with_that_code_if_there_is_one(
+    tmp_path, monkeypatch, code
+):
+    async def refused(options, stop):
+        raise AgentTakenError("agent 0 is held by the live node 'old'")
+
+    monkeypatch.setattr("dase_grpc.nodes.learner.run_learner", refused)
+    options = learner_options(Address("127.0.0.1", 1), tmp_path, unfinished_code=code)
+    assert learner_main(options, stdin_is_leash=False) == (code or AgentTakenError.exit_code)
