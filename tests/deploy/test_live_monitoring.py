@@ -136,8 +136,10 @@ def unanswered(monitored: Monitored, wanted: dict[str, str]) -> dict[str, str]:
     return wanted
 
 
-def test_every_expression_of_every_dashboard_has_series(monitored):
-    wanted = {f"{each.where}: {each.text}": each.text for each in expressions(rate_interval="10s")}
+def test_every_expression_of_every_dashboard_that_a_run_has_series_of_has_some(monitored):
+    wanted = {
+        f"{each.where}: {each.text}": each.text for each in expressions(rate_interval="10s") if each.usual
+    }
     assert unanswered(monitored, wanted) == {}
 
 
@@ -148,7 +150,7 @@ def test_prometheus_evaluates_every_rule_and_every_recorded_one_has_series(monit
     assert len(names) == 10
     assert unanswered(monitored, {name: name for name in names}) == {}
     rules = [rule for group in monitored.api("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 26
+    assert len(rules) == 28
     assert {(rule["name"], rule.get("lastError", "")) for rule in rules if rule["health"] != "ok"} == set()
 
 
