@@ -10,6 +10,7 @@ from dashboards.followers import followers
 from dashboards.learners import learners
 from dashboards.overview import overview
 from dashboards.replay import replay
+from dashboards.serving import serving
 from dashboards.similarity import similarity
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -28,7 +29,7 @@ def text_of(made: Dashboard) -> str:
 def write(folder: Path) -> None:
     """Writes each dashboard to a file that is named after its uid."""
     folder.mkdir(parents=True, exist_ok=True)
-    for made in (overview(), replay(), learners(), followers(), similarity(), distillation()):
+    for made in (overview(), replay(), learners(), followers(), similarity(), distillation(), serving()):
         text = text_of(made)
         (folder / f"{json.loads(text)['uid']}.json").write_text(text, encoding="utf-8")
 

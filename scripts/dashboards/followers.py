@@ -5,7 +5,7 @@ from typing import Final
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.frame import ACTOR, EVALUATOR, REPLAY, dashboard
+from dashboards.frame import ACTOR, EVALUATOR, EVALUATORS_PROCESS, REPLAY, dashboard
 from dashboards.panels import lines
 
 ACTORS: Final = f"{{{ACTOR}}}"
@@ -132,6 +132,17 @@ def _evaluating() -> list[timeseries.Panel]:
             [
                 (f"rate({seconds}_count{window})", f"{BY_AGENT} made"),
                 (f"rate(dase_evaluation_skipped_total{window})", f"{BY_AGENT} left out"),
+            ],
+        ),
+        lines(
+            "Evaluator troubles",
+            "Since the start: streams that broke, losses of the replay's data.",
+            [
+                (f"sum by (instance) ({metric}{{{EVALUATORS_PROCESS}}})", f"{{{{instance}}}} {text}")
+                for metric, text in (
+                    ("dase_evaluator_reconnects_total", "reconnects"),
+                    ("dase_evaluator_replay_losses_total", "losses of the replay"),
+                )
             ],
         ),
     ]

@@ -8,25 +8,38 @@ from grafana_foundation_sdk.models import dashboard as grafana
 from dashboards.panels import SOURCE
 
 TAG: Final = "dase"
-VARIABLES: Final = {
-    "replay": ("Replay", "label_values(dase_replay_buffer_capacity_transitions, instance)"),
-    "learner": ("Learner", "label_values(dase_learner_updates_total, instance)"),
-    "actor": ("Actor", "label_values(dase_actor_environments, instance)"),
-    "evaluator": ("Evaluator", "label_values(dase_evaluation_skipped_total, instance)"),
-    "agent": ("Agent", "label_values(dase_replay_inserted_transitions_total, agent_id)"),
-}
-"""What a reader can choose, by name: its label, and where its values come from."""
+RUN: Final = 'run=~"$run"'
+"""Targets have it as a label where Prometheus scrapes several runs; "All" is those, too, that have none."""
 
-REPLAY: Final = 'instance=~"$replay"'
-LEARNER: Final = 'job="dase-learner", instance=~"$learner", agent_id=~"$agent"'
-ACTOR: Final = 'job="dase-actor", instance=~"$actor", agent_id=~"$agent"'
-EVALUATOR: Final = 'job="dase-evaluator", instance=~"$evaluator", agent_id=~"$agent"'
-EXPLORER: Final = 'job=~"dase-(learner|actor)", agent_id=~"$agent"'
+VARIABLES: Final = {
+    "run": ("Run", "label_values(dase_build_info, run)"),
+    "replay": ("Replay", f"label_values(dase_replay_buffer_capacity_transitions{{{RUN}}}, instance)"),
+    "learner": ("Learner", f"label_values(dase_learner_updates_total{{{RUN}}}, instance)"),
+    "actor": ("Actor", f"label_values(dase_actor_environments{{{RUN}}}, instance)"),
+    "evaluator": ("Evaluator", f"label_values(dase_evaluation_skipped_total{{{RUN}}}, instance)"),
+    "server": ("Policy server", f"label_values(dase_inference_queued_observations{{{RUN}}}, instance)"),
+    "agent": ("Agent", f"label_values(dase_replay_inserted_transitions_total{{{RUN}}}, agent_id)"),
+}
+"""What a reader can choose, by name: its label, and where its values come from. All have the run."""
+
+NODE: Final = f'job=~"dase-.+", {RUN}'
+REPLAY: Final = f'job="dase-replay", {RUN}, instance=~"$replay"'
+LEARNER: Final = f'job="dase-learner", {RUN}, instance=~"$learner", agent_id=~"$agent"'
+LEARNERS_PROCESS: Final = f'job="dase-learner", {RUN}, instance=~"$learner"'
+ACTOR: Final = f'job="dase-actor", {RUN}, instance=~"$actor", agent_id=~"$agent"'
+EVALUATOR: Final = f'job="dase-evaluator", {RUN}, instance=~"$evaluator", agent_id=~"$agent"'
+EVALUATORS_PROCESS: Final = f'job="dase-evaluator", {RUN}, instance=~"$evaluator"'
+SERVER: Final = f'job="dase-serve", {RUN}, instance=~"$server"'
+EXPLORER: Final = f'job=~"dase-(learner|actor)", {RUN}, agent_id=~"$agent"'
 """All that explore for an agent: its learner and its actors."""
 
-STEPS_BY_AGENT: Final = (
-    f"sum by (agent_id) (rate(dase_explorer_env_steps_total{{{EXPLORER}}}[$__rate_interval]))"
-)
+
+def by_agent(metric: str) -> str:
+    """The rate of a counter of all that explore for an agent."""
+    return f"sum by (run, agent_id) (rate({metric}{{{EXPLORER}}}[$__rate_interval]))"
+
+
+STEPS_BY_AGENT: Final = by_agent("dase_explorer_env_steps_total")
 
 
 def dashboard(uid: str, title: str, text: str, variables: tuple[str, ...]) -> board.Dashboard:
@@ -50,7 +63,7 @@ def dashboard(uid: str, title: str, text: str, variables: tuple[str, ...]) -> bo
             .include_vars(True)
         )
     )
-    for name in variables:
+    for name in ("run", *variables):
         label, values = VARIABLES[name]
         made.with_variable(
             board.QueryVariable(name)

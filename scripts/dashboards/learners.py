@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.frame import LEARNER, STEPS_BY_AGENT, dashboard
+from dashboards.frame import LEARNER, LEARNERS_PROCESS, STEPS_BY_AGENT, dashboard
 from dashboards.panels import lines
 
 SELECTED = f"{{{LEARNER}}}"
@@ -38,7 +38,7 @@ def _speed() -> list[timeseries.Panel]:
             "1 as soon as the random steps at the start are over, as in the paper; less with actors.",
             [
                 (
-                    f"sum by (agent_id) (rate(dase_learner_updates_total{SELECTED}[$__rate_interval])) "
+                    f"sum by (run, agent_id) (rate(dase_learner_updates_total{SELECTED}[$__rate_interval])) "
                     f"/ {STEPS_BY_AGENT}",
                     "agent {{agent_id}}",
                 )
@@ -146,6 +146,15 @@ def _sampling() -> list[timeseries.Panel]:
             "TD errors of transitions that were gone, or that were not finite, since the replay started.",
             [(f"dase_sample_priorities_ignored{SELECTED}", "agent {{agent_id}}")],
         ),
+        lines(
+            "Rows in place",
+            "1 where rows are read from the replay's buffer on this machine, 0 where a stream brings them; "
+            "batches drawn again since the start, for rows of theirs had been overwritten meanwhile.",
+            [
+                (f"dase_sample_in_place{SELECTED}", "agent {{agent_id}} in place"),
+                (f"dase_sample_overwritten_batches{SELECTED}", "agent {{agent_id}} drawn again"),
+            ],
+        ),
     ]
 
 
@@ -167,6 +176,11 @@ def _keeping() -> list[timeseries.Panel]:
                 )
             ],
             unit="s",
+        ),
+        lines(
+            "Finished",
+            "1 where a learner has nothing left to do and stays until it is stopped.",
+            [(f"dase_explorer_finished{SELECTED}", "agent {{agent_id}}")],
         ),
     ]
 
@@ -215,7 +229,7 @@ def _machine() -> list[timeseries.Panel]:
             [
                 (
                     "histogram_quantile(0.99, sum by (le, instance) (rate("
-                    'dase_event_loop_lag_seconds_bucket{instance=~"$learner"}[$__rate_interval])))',
+                    f"dase_event_loop_lag_seconds_bucket{{{LEARNERS_PROCESS}}}[$__rate_interval])))",
                     "{{instance}}",
                 )
             ],

@@ -5,10 +5,10 @@ from typing import Final
 from grafana_foundation_sdk.builders import stat, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.frame import EXPLORER, LEARNER, REPLAY, STEPS_BY_AGENT, dashboard
+from dashboards.frame import EXPLORER, LEARNER, NODE, REPLAY, RUN, STEPS_BY_AGENT, by_agent, dashboard
 from dashboards.panels import lines, number
 
-BY_EVALUATORS: Final = 'job="dase-evaluator", agent_id=~"$agent"'
+BY_EVALUATORS: Final = f'job="dase-evaluator", {RUN}, agent_id=~"$agent"'
 
 
 def overview() -> Dashboard:
@@ -37,12 +37,12 @@ def _numbers() -> list[stat.Panel]:
         number(
             "Targets down",
             "Nodes that Prometheus is told to scrape and that do not answer.",
-            'count(up{job=~"dase-.+"}) - sum(up{job=~"dase-.+"})',
+            f"count(up{{{NODE}}}) - sum(up{{{NODE}}})",
         ),
         number(
             "Alerts",
             "Alerts of DASE that fire, if Prometheus has loaded deploy/prometheus/rules.",
-            'sum(ALERTS{alertname=~"Dase.+", alertstate="firing"}) or vector(0)',
+            f'sum(ALERTS{{alertname=~"Dase.+", alertstate="firing", {RUN}}}) or vector(0)',
         ),
     ]
 
@@ -66,7 +66,7 @@ def _returns() -> list[timeseries.Panel]:
         lines(
             "Episode return",
             "Return of each agent's latest training episode, the mean over its learner and its actors.",
-            [(f"avg by (agent_id) (dase_explorer_episode_return{{{EXPLORER}}})", "agent {{agent_id}}")],
+            [(f"avg by (run, agent_id) (dase_explorer_episode_return{{{EXPLORER}}})", "agent {{agent_id}}")],
             width=12,
         ),
     ]
@@ -79,6 +79,11 @@ def _speed() -> list[timeseries.Panel]:
             "Environment steps per second",
             "What each agent explores, its actors included.",
             [(STEPS_BY_AGENT, "agent {{agent_id}}")],
+        ),
+        lines(
+            "Episodes per second",
+            "What each agent ends, its actors included.",
+            [(by_agent("dase_explorer_episodes_total"), "agent {{agent_id}}")],
         ),
         lines(
             "Updates per second",
@@ -100,17 +105,29 @@ def _nodes() -> list[timeseries.Panel]:
         lines(
             "Memory",
             "Resident memory of each node.",
-            [('process_resident_memory_bytes{job=~"dase-.+"}', "{{instance}}")],
+            [(f"process_resident_memory_bytes{{{NODE}}}", "{{instance}}")],
             unit="bytes",
         ),
         lines(
             "Processor",
             "Processor cores that each node keeps busy.",
-            [('rate(process_cpu_seconds_total{job=~"dase-.+"}[$__rate_interval])', "{{instance}}")],
+            [(f"rate(process_cpu_seconds_total{{{NODE}}}[$__rate_interval])", "{{instance}}")],
         ),
         lines(
             "Versions",
             "Nodes by version; more than one line means that a run is mixed.",
-            [("count by (version) (dase_build_info)", "{{version}}")],
+            [(f"count by (version) (dase_build_info{{{NODE}}})", "{{version}}")],
+        ),
+        lines(
+            "Open files",
+            "Share of the files that each node may open; a replay has one for each connection.",
+            [(f"process_open_fds{{{NODE}}} / process_max_fds{{{NODE}}}", "{{instance}}")],
+            unit="percentunit",
+        ),
+        lines(
+            "Since the start",
+            "How long each node has run; a fall to 0 is a start.",
+            [(f"time() - process_start_time_seconds{{{NODE}}}", "{{instance}}")],
+            unit="s",
         ),
     ]

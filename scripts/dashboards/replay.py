@@ -1,8 +1,11 @@
 """The replay service: what comes in, what goes out, how long that takes, and whose transitions it holds."""
 
+from itertools import chain
+
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
+from dashboards.door import door
 from dashboards.frame import REPLAY, dashboard
 from dashboards.panels import lines
 
@@ -26,7 +29,8 @@ def quantile(share: float, metric: str, by: str = "") -> str:
 def replay() -> Dashboard:
     """Throughput, latency, composition and calls of the replay."""
     made = dashboard("dase-replay", "DASE replay", __doc__ or "", ("replay",))
-    for panel in (*_traffic(), *_latency(), *_buffer(), *_shards(), *_calls(), *_health()):
+    parts = (_traffic(), _latency(), _buffer(), _shards(), _calls(), _health(), door("replay", SELECTED))
+    for panel in chain.from_iterable(parts):
         made.with_panel(panel)
     return made
 
@@ -116,7 +120,7 @@ def _shards() -> list[timeseries.Panel]:
         lines(
             "Shards",
             "Replays that Prometheus scrapes and that answer; see the alert DaseReplayDown.",
-            [(f'sum(up{{job="dase-replay", {REPLAY}}})', "up")],
+            [(f"sum(up{SELECTED})", "up")],
         ),
         lines(
             "Inserted per second by shard",

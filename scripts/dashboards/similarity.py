@@ -109,6 +109,11 @@ def _divergences() -> list[timeseries.Panel]:
             logarithmic=True,
         ),
         lines(
+            "Measure",
+            "What weighs the transitions of others (`dps.measure`), and for how many agents.",
+            [(f"count by (measure) (dase_similarity_measure_info{SELECTED})", "{{measure}}")],
+        ),
+        lines(
             "Since the last measurement",
             "Seconds since another agent's similarity was measured; see the alert DaseSimilarityStale.",
             [(f"time() - dase_similarity_last_update_timestamp_seconds{SELECTED}", "agent {{agent_id}}")],

@@ -16,6 +16,8 @@ RULE_TESTS = DEPLOY / "prometheus" / "tests" / "alerts.test.yml"
 ALERTS = (DEPLOY / "prometheus" / "rules" / "dase.alerts.yml").read_text(encoding="utf-8")
 
 _METRIC = re.compile(r"(?<![\w:#./])(?:dase|grpc_server|process)_[a-z0-9_]+(?!\w|:)")
+_UNUSUAL = re.compile("dase-serve|dase_replay_(denied_calls|revocation_lists)_")
+"""Of policy servers, of callers that were refused, and of a replay with --crl."""
 _SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 
 
@@ -25,6 +27,11 @@ class Expression:
 
     where: str
     text: str
+
+    @property
+    def usual(self) -> bool:
+        """Whether a run that is well has series of it."""
+        return not _UNUSUAL.search(self.text)
 
 
 def dashboards() -> dict[str, Any]:
@@ -45,7 +52,7 @@ def expressions(*, rate_interval: str = "1m") -> list[Expression]:
 def runnable(expression: str, rate_interval: str) -> str:
     """An expression without Grafana's variables."""
     return re.sub(
-        r"\$(replay|learner|actor|evaluator|agent)\b",
+        r"\$(run|replay|learner|actor|evaluator|server|agent)\b",
         ".*",
         expression.replace("$__rate_interval", rate_interval),
     )
