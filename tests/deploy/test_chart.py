@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from children import ran
-from deploy.charts import CHART, CONFIG, VALUES, VARIABLE, Helm, Rendered
+from deploy.charts import CHART, CONFIG, MONITORED, VALUES, VARIABLE, Helm, Rendered
 from deploy.conftest import fetched
 from deploy.deployed import DASHBOARDS, PROJECT, RULES
 from patience import PATIENCE_S, wait_until
@@ -215,6 +216,44 @@ def test_cert_manager_is_asked_for_every_certificate_that_is_mounted_and_for_wha
     assert all(
         "server auth" not in each["usages"] for name, each in asked.items() if name != "dase-tls-replay"
     )
+
+
+def test_names_that_look_like_numbers_or_truth_stay_text(helm):
+    given = (
+        "run.id=20261201",
+        "replay.priorityClassName=1",
+        "replay.storage.storageClass=2",
+        "extraEnv.ON=3",
+    )
+    given += ("results.existingClaim=4", "tls.crlConfigMap=5", "learners.gpu.runtimeClassName=6")
+    texts = [f"--set-string={each}" for each in given]
+    made = helm.run("template", "1", CHART, *texts, f"--set={MONITORED},actors.perAgent=1")
+    assert made.returncode == 0, made.stderr
+    wrong = [
+        (key, value)
+        for manifest in yaml.safe_load_all(made.stdout)
+        for key, value in named_in(manifest)
+        if not isinstance(value, str)
+    ]
+    assert wrong == []
+
+
+TEXTS = ("name", "replacement", "secretName", "claimName")
+
+
+def named_in(value: object) -> Iterator[tuple[str, object]]:
+    """What a manifest names: labels, annotations, and fields that hold a name, with their keys."""
+    if isinstance(value, list):
+        for each in value:
+            yield from named_in(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key in ("labels", "matchLabels", "annotations"):
+                yield from each.items()
+            elif isinstance(each, (dict, list)):
+                yield from named_in(each)
+            elif key in TEXTS or key.endswith("ClassName"):
+                yield key, each
 
 
 def test_settings_go_into_the_config_map_as_they_are(whole):

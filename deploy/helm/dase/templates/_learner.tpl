@@ -84,7 +84,7 @@ spec:
     {{- include "dase.commonVolumes" $about | nindent 4 }}
     {{- if not .Values.results.perLearner }}
     - name: results
-      persistentVolumeClaim: {claimName: {{ include "dase.resultsClaim" . }}}
+      persistentVolumeClaim: {claimName: {{ include "dase.resultsClaim" . | quote }}}
     {{- end }}
     {{- if .Values.tls.enabled }}
     - name: tls

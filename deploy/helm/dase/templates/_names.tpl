@@ -12,7 +12,7 @@
 {{/* Of dict "root" "component": what selects pods, and never changes. */}}
 {{- define "dase.selector" -}}
 app.kubernetes.io/name: dase
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 

@@ -54,10 +54,10 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with (.values.gpu | default dict).runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
@@ -128,7 +128,7 @@ livenessProbe:
 
 {{- define "dase.extraEnv" -}}
 {{- range $name, $value := .root.Values.extraEnv }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name | quote }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end -}}
 
@@ -183,5 +183,5 @@ livenessProbe:
 {{/* Of dict "root" "secret": one node's certificate, which is read again when it is renewed. */}}
 {{- define "dase.tlsVolume" -}}
 - name: tls
-  secret: {secretName: {{ .secret }}, defaultMode: 0440}
+  secret: {secretName: {{ .secret | quote }}, defaultMode: 0440}
 {{- end -}}
