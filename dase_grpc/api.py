@@ -367,7 +367,7 @@ class TrainedPolicy:
         decided = self._policy.act(rows)
         if not np.isfinite(decided).all():
             raise DivergedError(
-                "the policy's action is not finite; give it observations as the environment gives them"
+                "the policy's action is not finite; give observations as the environment does"
             )
         actions = self._to_env(decided)
         return actions[0] if single else actions

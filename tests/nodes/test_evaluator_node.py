@@ -369,7 +369,7 @@ async def test_a_replay_that_came_back_without_its_data_is_said_and_counted_once
                 await replay.end()
                 async with replay_node(listen=address):
                     await eventually(lambda: counted("evaluator_replay_losses") == 1)
-                    await eventually(lambda: "answers again" in caplog.text)
+                    await eventually(lambda: "was started again" in caplog.text)
     assert "came back without its data" in caplog.text
     assert "the 5 transitions of the run that it held are gone" in caplog.text
 
