@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.presets import ALGORITHM, layered
 from dase_grpc.config.resolve import RunConfig, dotted, setting_names, unknown_setting
-from dase_grpc.errors import ConfigError, EnvironmentSpecError
+from dase_grpc.errors import ConfigError, DivergedError, EnvironmentSpecError
 from dase_grpc.inference.wire import not_finite, rows_of
 from dase_grpc.launch.evaluate import Choice, EvaluatedCheckpoint, chosen_policy, evaluate_checkpoint
 from dase_grpc.launch.events import (
@@ -354,6 +354,7 @@ class TrainedPolicy:
 
         Raises:
             EnvironmentSpecError: the observation is not one of the space, or not finite.
+            DivergedError: the policy's action is not finite, as for huge observations.
         """
         shape = box_shape(self.observation_space)
         if shape is not None:
@@ -363,7 +364,12 @@ class TrainedPolicy:
             rows, single = self._flattened(observation)
         if (problem := not_finite(rows)) is not None:
             raise EnvironmentSpecError(problem)
-        actions = self._to_env(self._policy.act(rows))
+        decided = self._policy.act(rows)
+        if not np.isfinite(decided).all():
+            raise DivergedError(
+                "the policy's action is not finite; give observations as the environment does"
+            )
+        actions = self._to_env(decided)
         return actions[0] if single else actions
 
     def _flattened(self, observation: Any) -> tuple[npt.NDArray[np.float32], bool]:

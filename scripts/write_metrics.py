@@ -55,7 +55,7 @@ Names carry base units. No metric has a label by run, host, actor or episode: wh
 for Prometheus' scrape configuration to say. Series by pair of agents exist only for agents below {_PAIRS}, so
 a run has at most {_PAIRS} x {_PAIRS} of each. Counters by reason begin at 0 for every reason there is. The
 replay's counters begin anew when it is started again, but for what a buffer on disk keeps: inserted, evicted
-and refused transitions.
+and refused transitions, and the leases of each agent.
 """
 
 
@@ -86,6 +86,7 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     metrics = LearnerMetrics(registry, agent_id, now=lambda: 1_700_000_000.5)
     metrics.expect(streams=["insert"], waits=["unreachable"])
     metrics.env_steps.inc()
+    metrics.measured_by("similarity")
     metrics.evaluated(1.5, seconds=2.0)
     metrics.stage_seconds["sample"].observe(0.01)
     metrics.loss("critic", 0.5)

@@ -11,9 +11,10 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from dase_grpc.errors import DrainingError, OverloadedError
+from dase_grpc.errors import DrainingError, OverloadedError, RefusalError
 from dase_grpc.inference.v1 import inference_pb2, inference_pb2_grpc
 from dase_grpc.inference.wire import Actions, PolicyDescription, read_observations, write_actions
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.metrics.inference import BatchCounts
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import several
@@ -25,7 +26,9 @@ THREAD: Final = "policy"
 """What the worker thread's name begins with."""
 
 Act = Callable[[Array], Actions]
-"""A policy: (B, m) float32 observations -> (B, *action_shape) actions, a new array."""
+"""A policy: (B, m) float32 observations -> (B, *action_shape) actions, a new array.
+
+It raises a RefusalError where it has no action for one of them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Batcher:
 
         Raises:
             OverloadedError: too many wait already.
+            RefusalError: the policy refuses these observations.
         """
         queued, most = self._counts.queued_rows, self._limits.queued_rows
         if queued + len(observations) > most:
@@ -134,31 +138,44 @@ class Batcher:
         return batch
 
     async def _answer(self, batch: list[_Asked], worker: ThreadPoolExecutor) -> None:
-        began, counts = self._clock(), self._counts
+        began = self._clock()
         for asked in batch:
-            counts.waited.observe(began - asked.since)
+            self._counts.waited.observe(began - asked.since)
+        await self._compute(batch, worker)
+
+    async def _compute(self, batch: list[_Asked], worker: ThreadPoolExecutor) -> None:
+        began, counts = self._clock(), self._counts
         rows = np.concatenate([asked.observations for asked in batch])
         acted = asyncio.get_running_loop().run_in_executor(worker, self._act, rows)
         await asyncio.wait([acted])
         counts.took.observe(self._clock() - began)
         counts.batches += 1
-        counts.rows += len(rows)
+        error = acted.exception()
+        if isinstance(error, RefusalError) and len(batch) > 1:  # alone, each shows whether it was meant
+            for asked in batch:
+                await self._compute([asked], worker)
+            return
         end = 0
         for asked in batch:
             begin, end = end, end + len(asked.observations)
             if asked.answer.done():  # given up meanwhile
                 continue
-            if error := acted.exception():  # a bug, with its traceback for each caller's line in the log
+            if error:  # a bug has its traceback for each caller's line in the log
                 asked.answer.set_exception(error)
             else:
                 asked.answer.set_result(acted.result()[begin:end])
+                counts.rows += end - begin
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """InferenceService over a Batcher, which holds every rule, and the description of its policy."""
+    """InferenceService over a Batcher, which holds every rule, and the description of its policy.
 
-    def __init__(self, batcher: Batcher, policy: PolicyDescription) -> None:
+    The requests of streams are timed in `calls`.
+    """
+
+    def __init__(self, batcher: Batcher, policy: PolicyDescription, calls: Calls) -> None:
         self._batcher, self._policy = batcher, policy
+        self._clock, self._took = calls.clock, calls.requests("ActStream")
         self._idle: set[asyncio.Task[Any]] = set()
         self._draining = False
 
@@ -178,7 +195,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # else a stream that ends before its first answer has no status
         await context.send_initial_metadata(())
         while (request := await self._next(context)) is not grpc.aio.EOF:
+            began = self._clock()
             await context.write(await self.Act(request, context))
+            self._took.observe(self._clock() - began)
 
     async def DescribePolicy(
         self, request: inference_pb2.DescribePolicyRequest, context: Context

@@ -6,7 +6,7 @@ A file needs neither its run nor its environment, and one in ONNX no torch.
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from dase_grpc.errors import ConfigError, DivergedError, UsageError
+from dase_grpc.errors import ConfigError, DivergedError, MalformedError, UsageError
 from dase_grpc.inference.service import Act, Batcher, BatchLimits, InferenceServicer
 from dase_grpc.inference.v1 import inference_pb2, inference_pb2_grpc
-from dase_grpc.inference.wire import PolicyDescription, rows_in_a_message
+from dase_grpc.inference.wire import Actions, PolicyDescription, rows_in_a_message
 from dase_grpc.learning.agents.model_files import READERS, as_usage
 from dase_grpc.metrics.calls import Calls, CallsCollector
 from dase_grpc.metrics.endpoint import loop_lag, make_registry
@@ -40,6 +40,10 @@ class ServedPolicy:
 
     act: Act
     description: PolicyDescription
+
+
+def _as_they_are(actions: Actions) -> Actions:
+    return actions
 
 
 def serve_here(target: Path, agent: str | None, options: PolicyOptions, *, stdin_is_leash: bool) -> int:
@@ -71,7 +75,8 @@ async def run_policy(
     batcher = Batcher(policy.act, limits, counts)
     server = make_server(calls, listener.door)
     told = policy.description
-    servicer = InferenceServicer(batcher, replace(told, max_rows=min(told.max_rows, options.max_queue)))
+    told = replace(told, max_rows=min(told.max_rows, options.max_queue))
+    servicer = InferenceServicer(batcher, told, calls)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     registry.register(InferenceCollector(counts, listener.door_state))
     registry.register(CallsCollector(calls, role=ROLE))
@@ -120,14 +125,17 @@ def _of_run(target: Path, agent: str) -> ServedPolicy:
     policy, checkpoint = chosen_policy(target, choice)
     with borrowed_env(checkpoint.config.env, owner="the policy") as env:
         to_env, shape = ActionMap(env.action_space), observation_shape(env)
-    return _served(lambda rows: to_env(policy.act(rows)), policy_metadata(checkpoint, choice, shape))
+    return _served(policy.act, policy_metadata(checkpoint, choice, shape), to_env=to_env)
 
 
-def _served(act: Act, told: Mapping[str, Any]) -> ServedPolicy:
-    """The policy, which has acted once, and its description."""
+def _served(
+    act: Act, told: Mapping[str, Any], *, to_env: Callable[[Actions], Actions] = _as_they_are
+) -> ServedPolicy:
+    """The policy, which has acted once, and its description; `to_env` brings its actions into their units."""
     first = act(np.zeros((1, told["observation_size"]), np.float32))
     if not np.isfinite(first).all():
         raise DivergedError("the policy's actions are not finite, so it cannot be served")
+    first = to_env(first)
     shape = tuple(told.get("observation_shape") or [told["observation_size"]])
     if math.prod(shape) != told["observation_size"]:
         raise ValueError(f"{shape} holds another number of components than {told['observation_size']}")
@@ -145,7 +153,18 @@ def _served(act: Act, told: Mapping[str, Any]) -> ServedPolicy:
         score=None if told["chosen"] == "ensemble" else told.get("score"),
         commit=told.get("commit") or "",
     )
-    return ServedPolicy(act, description)
+    return ServedPolicy(lambda rows: to_env(_finite(act(rows))), description)
+
+
+def _finite(actions: Actions) -> Actions:
+    """The same; MalformedError if one is not finite, as those for huge observations are."""
+    sound = np.isfinite(actions).reshape(len(actions), -1).all(1)
+    if not sound.all():
+        raise MalformedError(
+            f"the policy's action for observation {int(sound.argmin())} is not finite; send observations as "
+            f"the environment gives them"
+        )
+    return actions
 
 
 def _whose(told: Mapping[str, Any]) -> str:

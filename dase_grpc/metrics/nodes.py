@@ -9,7 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from dase_grpc.metrics.endpoint import loop_lag
 from dase_grpc.progress import MAX_PAIRED_AGENTS
 
-SKIP_REASONS: Final = ("no_batch", "no_weight", "critic_not_finite", "actor_not_finite")
+SKIP_REASONS: Final = (
+    "no_batch",
+    "no_weight",
+    "critic_not_finite",
+    "actor_not_finite",
+    "distillation_not_finite",
+)
 STAGES: Final = ("sample", "update", "load", "weigh", "learn")
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0, 4.0)
@@ -335,8 +341,12 @@ class EvaluatorMetrics(EvaluationMetrics):
             "dase_evaluation_skipped",
             "Evaluations that were due and not made, because a newer policy was there first.",
         )
+        self._restarts = self._counters(
+            "dase_evaluation_env_restarts", "Environments of evaluations made anew because they raised."
+        )
         for agent_id in agents:
             self._skipped.labels(str(agent_id))
+            self._restarts.labels(str(agent_id))
         self.losses = Counter("dase_evaluator_replay_losses", _LOSSES, registry=registry)
         self._reconnects = Counter(
             "dase_evaluator_reconnects", _RECONNECTS, ["stream", "grpc_code"], registry=registry
@@ -354,6 +364,10 @@ class EvaluatorMetrics(EvaluationMetrics):
     def skipped(self, agent_id: int, count: int) -> None:
         """Counts evaluations that will not be made."""
         self._skipped.labels(str(agent_id)).inc(count)
+
+    def restarted(self, agent_id: int, count: int) -> None:
+        """Counts environments of an agent's evaluation that were made anew."""
+        self._restarts.labels(str(agent_id)).inc(count)
 
 
 StreamMetrics = ExplorerMetrics | EvaluatorMetrics

@@ -245,6 +245,7 @@ class EvaluatingThread:
             wall_seconds=journal.seconds + time.perf_counter() - self._began,
         )
         self._metrics.evaluated(policy.agent_id, result.return_mean, seconds=seconds)
+        self._metrics.restarted(policy.agent_id, result.restarts)
         steps = sum(result.lengths)
         self._attendance = Attendance(
             envs=result.episodes,

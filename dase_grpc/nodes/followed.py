@@ -25,7 +25,7 @@ CPU: Final = torch.device("cpu")
 
 
 class FollowedPolicy:
-    """A Guide (learning/training/collection.py) that follows the policies which one agent publishes.
+    """A Guide (learning/agents/snapshots.py) that follows the policies which one agent publishes.
 
     `behaviour` belongs to the thread that explores and never waits; everything else belongs to the event
     loop. Of policies that come faster than they are used, the latest counts. `uniformly`: whether to act
@@ -102,14 +102,14 @@ class FollowedPolicy:
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"policy {policy.version} of agent {self._agent_id} is not one of this actor's settings "
-                f"({error}); start it with the settings of the learner"
+                f"({error.args[0]}); start it with the settings of the learner"
             ) from error
 
 
 def tensor_exchange(
     connection: Connection, *, follow: Collection[int]
 ) -> PolicyExchange[Mapping[str, Tensor], Published]:
-    """`PeerPolicies` (learning/training/parts.py) over the network."""
+    """`PeerPolicies` (learning/agents/policy.py) over the network."""
     return PolicyExchange(
         connection,
         follow=follow,

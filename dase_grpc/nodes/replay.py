@@ -161,13 +161,23 @@ async def _all_have_left(run: SharedRun) -> None:
         await asyncio.sleep(ORPHAN_LOOK_S)
 
 
-async def _sync(run: SharedRun, every_s: float, done: Callable[[], None]) -> None:
-    """Brings what is committed to the disk, again and again; the event loop goes on meanwhile."""
+async def _sync(
+    run: SharedRun,
+    every_s: float,
+    done: Callable[[float], None],
+    *,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Brings what is committed to the disk, again and again; the event loop goes on meanwhile.
+
+    `done` is told when each round began.
+    """
     while True:
         await asyncio.sleep(every_s)
+        began = clock()
         for blocking in run.sync():
             await asyncio.to_thread(blocking)
-        done()
+        done(began)
 
 
 def _restored(run: SharedRun, data_dir: Path) -> str:

@@ -73,7 +73,7 @@ def agent_cells(agent_id: int, progress: Progress | None) -> dict[str, str]:
 def similarity_text(agent_id: int, progress: Progress) -> str:
     """The λ that weighs, and in brackets that of each peer alone where there are several.
 
-    For example "0.05 (1:0.21  2:3e-05)"; of a single peer both are the same. No space is within a
+    For example "0.05 (1:0.21  2:3e-05)"; of a single peer both are all but the same. No space is within a
     pair, where a narrow table would break it (rich breaks at no-break spaces too).
     """
     others = [(source, value) for source, value in sorted(progress.similarity.items()) if source != agent_id]

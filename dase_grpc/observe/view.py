@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -158,7 +158,7 @@ def merged(views: Sequence[ClusterView]) -> ClusterView:
     agents: dict[int, AgentView] = {}
     known = chain.from_iterable(view.agents for view in views)
     for agent in sorted(known, key=lambda agent: (agent.epoch, -agent.seconds_since_heartbeat), reverse=True):
-        agents.setdefault(agent.agent_id, agent)
+        agents[agent.agent_id] = _with_what_one_shard_knows(agents.get(agent.agent_id, agent), agent)
     return ClusterView(
         run_id=next((view.run_id for view in views if view.run_id), ""),
         environment=next((view.environment for view in views if view.environment), ""),
@@ -170,6 +170,14 @@ def merged(views: Sequence[ClusterView]) -> ClusterView:
         agents=tuple(agents[agent_id] for agent_id in sorted(agents)),
         nodes=max((view.nodes for view in views), key=len),
     )
+
+
+def _with_what_one_shard_knows(freshest: AgentView, other: AgentView) -> AgentView:
+    """Policies lie at one shard only, and each shard says of itself whether it is read in place."""
+    if other.epoch != freshest.epoch:
+        return freshest
+    version = other.policy_version if freshest.policy_version is None else freshest.policy_version
+    return replace(freshest, policy_version=version, in_place=freshest.in_place or other.in_place)
 
 
 def _added(buffers: Sequence[BufferView]) -> BufferView:
@@ -279,7 +287,11 @@ async def observing(target: Target) -> AsyncIterator[Observer]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Transitions and environment steps per second, None where not known; the steps of known learners."""
+    """Transitions and environment steps per second, None where not known; the steps of known learners.
+
+    In the sum of all, a live agent that has not told a new step yet counts with the mean of the others: with
+    many nodes the replay asks for heartbeats that are further apart than two looks may be.
+    """
 
     inserted: float | None = None
     sampled: float | None = None
@@ -302,9 +314,14 @@ def rates(before: Look, now: Look) -> Rates:
     return Rates(
         inserted=_per_second(was.inserted_total, is_now.inserted_total, took_s) if same else None,
         sampled=_per_second(was.sampled_total, is_now.sampled_total, took_s) if same else None,
-        env_steps=sum(steps.values()) if steps else None,
+        env_steps=sum(steps.values()) * _live_in_both(known, now) / len(steps) if steps else None,
         steps_by_agent=steps,
     )
+
+
+def _live_in_both(known: Mapping[int, AgentView], now: Look) -> int:
+    agents = () if now.cluster is None else now.cluster.agents
+    return sum(agent.lease == "live" and agent.agent_id in known for agent in agents)
 
 
 def _steps(before: AgentView | None, seen_at: float, now: AgentView, at: float) -> float | None:

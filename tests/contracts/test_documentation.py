@@ -112,6 +112,26 @@ def test_every_python_file_and_folder_of_code_that_a_module_names_exists():
         assert not missing_files(text, beside, beside.parent), name
 
 
+CLASS_IN_FILE = re.compile(r"\b([A-Z][a-z]\w+)`? \(((?:[a-z_]+/)+[a-z_]+\.py)\)")
+
+
+def misplaced_classes(text: str) -> list[str]:
+    """The classes that a text says lie in a module, as `Name (room/file.py)`, and that do not."""
+    return [
+        f"{name} ({path})"
+        for name, path in CLASS_IN_FILE.findall(text)
+        if f"class {name}" not in (PACKAGE / path).read_text(encoding="utf-8")
+    ]
+
+
+def test_every_class_that_a_module_says_another_holds_is_there():
+    for name, text in sources().items():
+        assert not misplaced_classes(text), name
+    assert misplaced_classes("as `Guide` (learning/agents/policy.py)") == [
+        "Guide (learning/agents/policy.py)"
+    ]
+
+
 def test_a_file_that_is_gone_and_a_folder_that_is_named_would_be_found():
     assert missing_files("see `replay/wire/statuses.py` and link.py") == [
         "replay/wire/statuses.py",

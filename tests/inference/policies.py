@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 from patience import PATIENCE_S
 
+from dase_grpc.errors import MalformedError
 from dase_grpc.inference.service import THREAD
 from dase_grpc.inference.wire import Actions, PolicyDescription
 from dase_grpc.schema import Array
@@ -27,6 +28,10 @@ ABOUT = PolicyDescription(
 )
 
 
+REFUSED = 666.0
+"""The first component of an observation that a HeldPolicy refuses."""
+
+
 class HeldPolicy:
     """Acts by the sum and the first component of an observation; while it is held it does not return."""
 
@@ -41,6 +46,8 @@ class HeldPolicy:
         self.batches.append(observations)
         self.begun.release()
         assert self._open.wait(PATIENCE_S)
+        if (observations[:, 0] == REFUSED).any():
+            raise MalformedError("no action for such an observation")
         if self.fails:
             raise ZeroDivisionError("a bug of the policy's")
         return acts(observations)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from contracts.sentences import refuses
-from inference.policies import HeldPolicy, acts, policy_threads, rows
+from inference.policies import REFUSED, HeldPolicy, acts, policy_threads, rows
 from replay.wire.services import Clock, eventually, promptly
 
-from dase_grpc.errors import OverloadedError
+from dase_grpc.errors import MalformedError, OverloadedError
 from dase_grpc.inference.service import Batcher, BatchLimits
 from dase_grpc.metrics.inference import BatchCounts
 
@@ -170,6 +170,33 @@ async def test_a_bug_of_the_policy_is_raised_for_each_of_its_batch_and_the_next_
             await promptly(running.batcher.act(rows(1)))
         running.policy.fails = False
         assert (await promptly(running.batcher.act(rows(2))) == acts(rows(2))).all()
+
+
+async def test_what_the_policy_refuses_is_refused_of_that_request_alone():
+    async with batching() as running:
+        with running.policy.held():
+            first = await running.busy(1)
+            asked = [await running.ask(2), await running.ask(3, REFUSED), await running.ask(4, 5)]
+        with refuses(MalformedError, "no action for such an observation"):
+            await promptly(asked[1])
+        assert (await promptly(asked[0])).tolist() == acts(rows(2)).tolist()
+        assert (await promptly(asked[2])).tolist() == acts(rows(4, 5)).tolist()
+        await promptly(first)
+        assert running.policy.sizes == [1, 5, 1, 2, 2]
+        assert running.counts.rows == 4
+
+
+async def test_only_observations_that_were_answered_are_counted():
+    async with batching() as running:
+        running.policy.fails = True
+        with pytest.raises(ZeroDivisionError):
+            await promptly(await running.ask(1))
+        running.policy.fails = False
+        with running.policy.held():
+            given_up, waits = await running.busy(2), await running.ask(3)
+            given_up.cancel()
+        await promptly(waits)
+        assert (running.counts.rows, running.counts.batches) == (1, 3)
 
 
 async def test_how_long_requests_waited_and_the_policy_took_is_counted():

@@ -211,13 +211,19 @@ async def test_metrics_show_calls_batches_and_that_it_is_ready():
             await called(client.act, rows(1, 2))
             with pytest.raises(MalformedError):
                 await called(client.act, rows(np.inf))
+            with client.stream() as act:
+                await called(act, rows(3))
+                await called(act, rows(4))
         shown = await server.shows()
         assert await server.shows("readyz") == "ready\n"
     lines = shown.splitlines()
-    assert "dase_inference_observations_total 2.0" in lines
-    assert "dase_inference_batches_total 1.0" in lines
+    assert "dase_inference_observations_total 4.0" in lines
+    assert "dase_inference_batches_total 3.0" in lines
     assert "dase_inference_queued_observations 0.0" in lines
-    assert "dase_inference_wait_seconds_count 1.0" in lines
+    assert "dase_inference_wait_seconds_count 3.0" in lines
+    for rpc in ("Act", "ActStream"):
+        count = 1.0 if rpc == "Act" else 2.0
+        assert f'dase_inference_request_duration_seconds_count{{rpc="{rpc}"}} {count}' in lines
     for code, count in (("OK", 1.0), ("INVALID_ARGUMENT", 1.0)):
         call = f'grpc_code="{code}",grpc_method="Act",grpc_type="unary"'
         assert f"grpc_server_handled_total{{{call}}} {count}" in lines

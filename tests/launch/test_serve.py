@@ -22,6 +22,7 @@ from dase_grpc.errors import (
     ConfigError,
     CredentialsError,
     DivergedError,
+    MalformedError,
     RunDirectoryError,
     UsageError,
 )
@@ -184,6 +185,22 @@ def test_a_torchscript_file_whose_metadata_is_damaged_is_refused(tmp_path):
 def test_a_policy_whose_actions_are_not_finite_is_not_served():
     with refuses(DivergedError, "not finite"):
         _served(lambda rows: np.full((len(rows), 1), np.nan), {"observation_size": 2})
+
+
+def test_an_action_that_is_not_finite_is_refused_before_it_becomes_a_whole_number(tmp_path, monkeypatch):
+    run = train(tmp_path, config("worlds:IntegerAction", train__steps=30, train__agents=1))
+    policy, huge = api.load(run.path).policy(0), np.float32([[0, 0], [3e38, 3e38]])
+
+    def overflowing(self, rows):
+        return np.where(rows[:, :1] > 1e38, np.nan, 0.0)
+
+    monkeypatch.setattr(type(policy._policy), "act", overflowing)
+    served = served_policy(run.path, "0")
+    with refuses(MalformedError, "the policy's action for observation 1 is not finite"):
+        served.act(huge)
+    assert served.act(huge[:1]).dtype == np.int32
+    with refuses(DivergedError, "the policy's action is not finite"):
+        policy.act(huge)
 
 
 @pytest.mark.slow

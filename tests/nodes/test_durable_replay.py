@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from nodes.processes import process, replay_process
 from nodes.running import joined, replay_node, store_at
-from replay.wire.services import SCHEMA, eventually, rows_of, serials_of
+from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
+from dase_grpc.nodes.replay import _sync
 from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.directory import DataDirectory
@@ -88,6 +89,25 @@ async def test_what_is_committed_reaches_the_disk_again_and_again(tmp_path, monk
         await eventually(lambda: 5 in synced)
         await insert(target, 6, 9)
         await eventually(lambda: 9 in synced)
+
+
+async def test_what_a_round_of_syncing_names_as_its_time_is_when_it_began():
+    at, told = [100.0], []
+
+    class Rounds:
+        def sync(self):
+            at[0] += 7.0  # it takes that long
+            return []
+
+    def done(since):
+        told.append(since)
+        if len(told) == 2:
+            task.cancel()
+
+    task = asyncio.ensure_future(_sync(Rounds(), 0.0, done, clock=lambda: at[0]))
+    with pytest.raises(asyncio.CancelledError):
+        await promptly(task)
+    assert told == [100.0, 107.0]
 
 
 async def test_a_second_node_on_the_same_directory_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from nodes.learning_cases import FOREVER, QUICK, learner_options, tiny_config
 from nodes.processes import learner_arguments, process, replay_process
 from nodes.running import ended, in_this_loop, joined, replay_node
 from patience import PATIENCE_S
+from replay.wire import services
 from replay.wire.services import eventually, promptly
 
 from dase_grpc import seeding
@@ -34,6 +35,7 @@ from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.evaluator import run_evaluator
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.nodes.options import EvaluatorOptions
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.service.streams import Streams
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
@@ -343,11 +345,56 @@ async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, capl
     assert_one_sentence(refusal.value, "gave up after")
 
 
-async def test_streams_that_broke_and_were_answered_again_are_counted(service, tmp_path, monkeypatch):
+@pytest.fixture
+def counted(monkeypatch):
+    """What the registry of the node that runs now has counted."""
     kept = []
     monkeypatch.setattr(
         "dase_grpc.nodes.frame.make_registry", lambda: kept.append(make_registry()) or kept[0]
     )
+    return lambda name, **labels: kept[0].get_sample_value(f"dase_{name}_total", labels)
+
+
+async def test_a_replay_that_came_back_without_its_data_is_said_and_counted_once(tmp_path, counted, caplog):
+    async with replay_node() as replay:
+        address = replay.address
+        async with joined(address, schema=point_goal()) as target:
+            async with asyncio.TaskGroup() as tasks:
+                inserter = await Inserter(target, writer_id="w").open()
+                tasks.create_task(inserter.receive())
+                await inserter.append(services.rows_of(1, 5, schema=target.schema))
+                await inserter.finish()
+            async with evaluating(evaluator_options(address, tmp_path / "run")):
+                await eventually(lambda: "attending run" in caplog.text)
+                await replay.end()
+                async with replay_node(listen=address):
+                    await eventually(lambda: counted("evaluator_replay_losses") == 1)
+                    await eventually(lambda: "was started again" in caplog.text)
+    assert "came back without its data" in caplog.text
+    assert "the 5 transitions of the run that it held are gone" in caplog.text
+
+
+async def test_environments_made_anew_within_an_evaluation_are_counted(
+    service, tmp_path, counted, monkeypatch
+):
+    learner, step, failures = (
+        await Published.joined(service),
+        worlds.PointGoal.step,
+        [ZeroDivisionError("once")],
+    )
+
+    def once(self, action):
+        if failures:
+            raise failures.pop()
+        return step(self, action)
+
+    monkeypatch.setattr(worlds.PointGoal, "step", once)
+    async with evaluating(evaluator_options(service.address, tmp_path / "run", env__max_restarts=1)):
+        await learner.publish(0)
+        await eventually(lambda: counted("evaluation_env_restarts", agent_id="0") == 1)
+
+
+async def test_streams_that_broke_and_were_answered_again_are_counted(service, tmp_path, counted):
     learner = await Published.joined(service)
     async with evaluating(evaluator_options(service.address, tmp_path / "run")):
         await learner.publish(0)
@@ -355,7 +402,7 @@ async def test_streams_that_broke_and_were_answered_again_are_counted(service, t
         service.policies.streams.drain()
         service.policies.streams = Streams(service.run, "Publish", "Subscribe")
         labels = {"stream": "subscribe", "grpc_code": "UNAVAILABLE"}
-        await eventually(lambda: kept[0].get_sample_value("dase_evaluator_reconnects_total", labels) == 1)
+        await eventually(lambda: counted("evaluator_reconnects", **labels) == 1)
 
 
 async def test_a_replay_that_does_not_come_is_said(tmp_path):

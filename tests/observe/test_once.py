@@ -80,6 +80,32 @@ async def test_steps_per_second_go_by_when_an_agent_told_its_step(service):
     assert Told(before, now, "r").rates.steps_by_agent == pytest.approx({0: 100.0})
 
 
+def test_an_agent_that_tells_no_new_step_between_two_looks_counts_with_the_mean_of_the_others():
+    before = cluster(4, step=400)
+    later = [
+        replace(each, progress=replace(each.progress, step=step))
+        for each, step in zip(before.agents, (410, 430), strict=False)
+    ]
+    silent = [replace(each, seconds_since_heartbeat=1.25) for each in before.agents[2:]]
+    seen = Told(Look(0.0, before), Look(1.0, replace(before, agents=(*later, *silent))), "r").rates
+    assert seen.steps_by_agent == pytest.approx({0: 10.0, 1: 30.0})
+    assert seen.env_steps == pytest.approx(80.0)
+    ended = tuple(replace(each, lease="left") for each in silent)
+    seen = Told(Look(0.0, before), Look(1.0, replace(before, agents=(*later, *ended))), "r").rates
+    assert seen.env_steps == pytest.approx(40.0)
+
+
+def test_what_one_shard_knows_of_an_agent_shows_whichever_was_heard_last():
+    first = replace(cluster(1), agents=(agent(0, policy_version=500, silent_s=0.4),))
+    second = replace(cluster(1), agents=(agent(0, in_place=True, step=404, silent_s=0.1),))
+    for views in ([first, second], [second, first]):
+        (known,) = merged(views).agents
+        assert (known.policy_version, known.in_place, known.progress.step) == (500, True, 404)
+    former = replace(first, agents=(agent(0, policy_version=500, epoch=0, silent_s=0.0),))
+    (known,) = merged([former, second]).agents
+    assert (known.policy_version, known.progress.step) == (None, 404)
+
+
 async def test_a_service_that_does_not_answer_is_refused_in_a_sentence():
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer: nothing listens"):
         await look_twice(Target(ReplayPlace.at(Address("127.0.0.1", 1)), timeout_s=0.2), apart_s=0.0)

@@ -22,7 +22,7 @@ from dase_grpc.learning.similarity.weigher import Weigher, Weighing, external_ro
 from dase_grpc.schema import TransitionSchema
 
 TRIED_ROWS: Final = 64
-"""Rows of the batches that a measure is tried out with."""
+"""Rows of the batches that a measure is tried out with, at least: half of them tell a covariance."""
 
 S = TypeVar("S", bound=Similarity)
 
@@ -32,7 +32,8 @@ _STATE: Final = ("state_dict", "load_state_dict")
 class MeasureWeigher(Weigher):
     """Asks a measure for the weights of one agent's batches, where these have external rows.
 
-    A weight that is not a finite number from 0 to 1e30 becomes 0, and its batch counts as degenerate. ρ is
+    A weight that is NaN, which says that the measure cannot tell, or no number from 0 to 1e30 becomes 0, and
+    its batch counts as degenerate. ρ is
     −ln of the mean weight; its two terms are not told by `weigh`, and by source they are the paper's.
     """
 
@@ -54,6 +55,7 @@ class MeasureWeigher(Weigher):
         self._q = q
         self._version = version
         self._weight: Tensor | None = None
+        self._unsound: Tensor | None = None
 
     def rows_to_judge(self, batch: Batch) -> Tensor | None:
         """See Weigher; on a CPU only."""
@@ -84,6 +86,7 @@ class MeasureWeigher(Weigher):
         found = torch.where(sound, given, 0.0)
         weight = torch.ones(len(external), dtype=torch.float32, device=index.device)
         self._weight = weight.index_copy_(0, index, found.float())
+        self._unsound = torch.zeros_like(external).index_copy_(0, index, ~sound)
         mean = found.sum() / max(len(index), 1)
         unknown = torch.full_like(mean, torch.inf)
         return Weighing(
@@ -103,6 +106,7 @@ class MeasureWeigher(Weigher):
         deviation = batch.action.detach().double() - policy_actions.detach().double()
         terms = measure(deviation, member, PAPER)
         weight = torch.zeros_like(batch.reward) if self._weight is None else self._weight
+        unsound = torch.zeros_like(member[0]) if self._unsound is None else self._unsound
         mean = torch.where(member, weight.double(), 0.0).sum(-1) / terms.count.clamp(min=1)
         found = Similarity(
             similarity=mean,
@@ -110,7 +114,7 @@ class MeasureWeigher(Weigher):
             covariance_term=terms.covariance_term,
             mean_term=terms.mean_term,
             count=terms.count,
-            degenerate=torch.zeros_like(terms.degenerate),
+            degenerate=(member & unsound).any(-1),
         )
         return of_own(found, agents == self._own_id)
 
@@ -222,23 +226,48 @@ def try_out(options: DpsConfig, schema: TransitionSchema, *, agents: int) -> Non
     Half of the rows are external in one, all but one and all in others, and one alone.
 
     Raises:
-        MeasureError: it raises, or its weights are not finite numbers ≥ 0, one for each external row.
+        MeasureError: it raises, its weights are not numbers ≥ 0, one for each external row, they are NaN for
+            every row of all batches, or what it keeps is not tensors that it can load.
     """
     if not is_own(options.measure):
         return
     name = options.measure
     measure = load_measure(name)
-    for external in (TRIED_ROWS // 2, TRIED_ROWS - 1, TRIED_ROWS, 1):
-        context = _made_up(options, schema, agents=max(agents, 2), external=external)
+    count, could_tell = max(TRIED_ROWS, 4 * schema.action_size), False
+    for external in (count // 2, count - 1, count, 1):
+        context = _made_up(options, schema, count, agents=max(agents, 2), external=external)
         given = _guarded(partial(weights_of, measure, context, name=name), name=name)
-        if not bool(given.isfinite().all()):
+        _require_weights(given, name)
+        could_tell |= bool(given.isfinite().any())
+    if not could_tell:
+        raise MeasureError(
+            f"the measure {name!r} gave NaN for every row; give that where it cannot tell only"
+        )
+    if hasattr(measure, "state_dict"):
+        _try_state(measure, name)
+
+
+def _require_weights(given: Tensor, name: str) -> None:
+    if bool(given.isinf().any()):
+        raise MeasureError(f"the measure {name!r} gave an infinite weight; give NaN where it cannot tell")
+    if bool((given < 0).any()):
+        raise MeasureError(
+            f"the measure {name!r} gave the weight {float(given[given < 0].min()):g}; give none below 0"
+        )
+
+
+def _try_state(measure: Any, name: str) -> None:
+    """Has a measure give what it keeps, and load it."""
+    given = _guarded(measure.state_dict, name=name)
+    if not isinstance(given, Mapping):
+        raise MeasureError(f"state_dict of the measure {name!r} gave {kind(given)}; give tensors by name")
+    for key, each in given.items():
+        if not (isinstance(key, str) and isinstance(each, Tensor)):
             raise MeasureError(
-                f"the measure {name!r} gave a weight that is not finite; give 0 where it cannot tell"
+                f"state_dict of the measure {name!r} gave {kind(each)} as {key!r}; give tensors by name"
             )
-        if bool((given < 0).any()):
-            raise MeasureError(
-                f"the measure {name!r} gave the weight {float(given.min()):g}; give none below 0"
-            )
+    kept = {key: each.detach().clone() for key, each in given.items()}
+    _guarded(partial(measure.load_state_dict, kept), name=name)
 
 
 def _guarded(call: Callable[[], Any], *, name: str) -> Any:
@@ -250,14 +279,16 @@ def _guarded(call: Callable[[], Any], *, name: str) -> Any:
         raise MeasureError(f"the measure {name!r} failed with {summary(error)}") from error
 
 
-def _made_up(options: DpsConfig, schema: TransitionSchema, *, agents: int, external: int) -> Context:
+def _made_up(
+    options: DpsConfig, schema: TransitionSchema, count: int, *, agents: int, external: int
+) -> Context:
     """A batch of random rows of K agents, of which the first `external` are others'."""
     rng = np.random.default_rng(external)
-    rows = made_up_rows(schema, TRIED_ROWS, rng)
+    rows = made_up_rows(schema, count, rng)
     columns = schema.named(rows)
-    columns["agent_id"] = np.where(np.arange(TRIED_ROWS) < external, rng.integers(1, agents, TRIED_ROWS), 0)
-    columns["policy_version"] = rng.integers(0, 1_000, TRIED_ROWS)
-    batch, index = Batch.from_rows(schema, torch.from_numpy(rows)), torch.arange(TRIED_ROWS)
+    columns["agent_id"] = np.where(np.arange(count) < external, rng.integers(1, agents, count), 0)
+    columns["policy_version"] = rng.integers(0, 1_000, count)
+    batch, index = Batch.from_rows(schema, torch.from_numpy(rows)), torch.arange(count)
 
     def policy(observation: Tensor) -> Tensor:
         size = schema.action_size

@@ -1,7 +1,8 @@
 """Measures: functions that weigh external transitions, and the `Context` that they are given.
 
-Each returns one weight ≥ 0 for each external row, (E,). With D the deviations a − π(s) of rows, float64, in
-normalised action units. Equations, reasons and what each is for: docs/dps.md.
+Each returns one weight ≥ 0 for each external row, (E,), and NaN where it cannot tell: that becomes 0, and its
+batch counts as degenerate. With D the deviations a − π(s) of rows, float64, in normalised action units.
+Equations, reasons and what each is for: docs/dps.md.
 """
 
 from collections.abc import Callable
@@ -128,12 +129,12 @@ def relative(context: Context) -> Tensor:
     """exp(−ρ), ρ the Jeffreys divergence between the Gaussians of the external and of the agent's own D.
 
     ρ = ¼ [tr Σ_E Σ_I⁻¹ + tr Σ_I Σ_E⁻¹ − 2n + Δᵀ(Σ_E⁻¹ + Σ_I⁻¹)Δ], Δ = μ_E − μ_I; over n with `normalise`.
-    0 where either side has at most n + 1 rows or no definite covariance.
+    NaN where either side has at most n + 1 rows or no definite covariance.
     """
     external, own = context.external.deviation, context.own.deviation
     size = external.shape[1]
     if min(len(external), len(own)) <= size + 1:
-        return _nothing(external)
+        return _unknown(external)
     reference = _gaussian(own)
     mean, cov, _ = moments(external, _all(external))
     inverse = reference.inverse
@@ -141,34 +142,34 @@ def relative(context: Context) -> Tensor:
     estimate = relative_gaussian(shift, inverse @ cov @ inverse.mT, 1.0)
     rho = jeffreys(estimate) / (size if context.options.normalise else 1)
     known = reference.definite & estimate.definite & rho.isfinite()
-    return torch.where(known, (-rho).exp(), 0.0).expand(len(external))
+    return torch.where(known, (-rho).exp(), torch.nan).expand(len(external))
 
 
 def relative_rows(context: Context) -> Tensor:
     """exp(−½ max(0, dᵀ S⁻¹ d / n − 1)) of each external d, S = DᵀD / N of the agent's own rows.
 
-    So the agent's own rows have dᵀ S⁻¹ d / n = 1 on average, whatever n and the units. 0 where it has at
+    So the agent's own rows have dᵀ S⁻¹ d / n = 1 on average, whatever n and the units. NaN where it has at
     most n + 1 rows or S is not definite.
     """
     external, own = context.external.deviation, context.own.deviation
     size = external.shape[1]
     if len(own) <= size + 1:
-        return _nothing(external)
+        return _unknown(external)
     reference = relative_gaussian(torch.zeros_like(own[0]), own.mT @ own / len(own), 1.0)
     excess = (external @ reference.inverse.mT).square().sum(-1) / size - 1
-    return torch.where(reference.definite, (-excess.clamp(min=0) / 2).exp(), 0.0)
+    return torch.where(reference.definite, (-excess.clamp(min=0) / 2).exp(), torch.nan)
 
 
 def advantage(context: Context) -> Tensor:
     """exp(min(0, A/s)), A = Q(s, a) − Q(s, π(s)) of each external row, s the root mean square of own A.
 
-    0 without own rows; where s is 0, 1 for A ≥ 0 and 0 below.
+    NaN without own rows, and of an A that is NaN; where s is 0, 1 for A ≥ 0 and 0 below.
     """
     if not len(context.own):
-        return _nothing(context.external.action)
+        return _unknown(context.external.action)
     scale = _advantages(context, context.own).square().mean().sqrt()
     found = _advantages(context, context.external)
-    return torch.where(found < 0, (found / scale).exp(), 1.0)
+    return torch.where(found >= 0, 1.0, (found / scale).exp())
 
 
 def _advantages(context: Context, rows: Rows) -> Tensor:
@@ -186,5 +187,5 @@ def _all(rows: Tensor) -> Tensor:
     return torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
 
 
-def _nothing(rows: Tensor) -> Tensor:
-    return torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+def _unknown(rows: Tensor) -> Tensor:
+    return torch.full((len(rows),), torch.nan, dtype=torch.float64, device=rows.device)

@@ -112,6 +112,10 @@ class Weigher(ABC):
     def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:  # noqa: B027  # most keep nothing
         """Lets `tensors` be those that `saved` can be copied into."""
 
+    def untouched(self) -> dict[str, Tensor]:
+        """What goes into `tensors` that are there already, of a checkpoint from before the first `weigh`."""
+        return {}
+
 
 class SimilarityWeigher(Weigher):
     """DPS with fixed options for one agent, or for the K of a stack, whose batches have K in front.
@@ -237,6 +241,10 @@ class SimilarityWeigher(Weigher):
         """See Weigher."""
         if saved:
             self.remember(saved["mean"].shape[1], device, groups=len(saved["weight"]))
+
+    def untouched(self) -> dict[str, Tensor]:
+        """See Weigher: moments of no rows, where a recorded update has them from its beginning."""
+        return {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
 
     def remember(self, size: int, device: torch.device, *, groups: int | None = None) -> None:
         """Makes the running moments of deviations in R^size now, where there are to be any."""

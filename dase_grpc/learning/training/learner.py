@@ -224,8 +224,8 @@ class Learner:
             self._state.resume(saved, agent)
         except (KeyError, TypeError, ValueError) as error:
             raise RunDirectoryError(
-                f"the checkpoint of agent {self.parts.agent_id} cannot be gone on from: {error}; it was "
-                f"written by another version or for other settings"
+                f"the checkpoint of agent {self.parts.agent_id} cannot be gone on from: {error.args[0]}; it "
+                f"was written by another version or for other settings"
             ) from error
         if self.parts.explorer is not None:
             self.parts.explorer.replay()

@@ -19,6 +19,7 @@ from dase_grpc.learning.training.statistics import DeviceTotals, Mean, Window
 
 NOT_YET: Final = -1
 _EXPLORATION: Final = "exploration."
+_SIMILARITY: Final = "similarity."
 _MEASURED_TIME: Final = ("started_at", "started_step", "started_updates")
 
 _ADDED: Final = {
@@ -99,9 +100,11 @@ class LearnerState:
         """
         arrays = {name: tensor.numpy() for name, tensor in _under(_EXPLORATION, saved.tensors).items()}
         agent.load_state_dict(saved.agent)
-        moments = _under("similarity.", saved.tensors)
-        self.weigher.make_room(moments, self.totals.tensors()["similarity"].device)
         others = {name: tensor for name, tensor in saved.tensors.items() if not name.startswith(_EXPLORATION)}
+        if moments := _under(_SIMILARITY, saved.tensors):
+            self.weigher.make_room(moments, self.totals.tensors()["similarity"].device)
+        else:
+            others |= {f"{_SIMILARITY}{name}": tensor for name, tensor in self.weigher.untouched().items()}
         restore(self._tensors(), others)
         self.guide.resumed()
         vars(self.counters).update({**asdict(Counters()), **saved.numbers["counters"]})

@@ -14,7 +14,7 @@ from dase_grpc.errors import (
     WaitedTooLongError,
 )
 from dase_grpc.pace import Backoff
-from dase_grpc.progress import Attendance, Attendant, Progress
+from dase_grpc.progress import Attendance, Attendant, Progress, several
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Wait, Waited, WaitReason
@@ -150,6 +150,7 @@ class EvaluatorConnection(AttendantConnection):
 
     def __init__(self, target: StreamTarget, **options: Any) -> None:
         super().__init__(target, **options)
+        self._buffer_id = target.member.buffer_id
         self.hear: Callable[[replay_pb2.BufferState, cluster_pb2.StatusResponse], None] = lambda *heard: None
         self._status = cluster_pb2.StatusResponse()
 
@@ -159,7 +160,16 @@ class EvaluatorConnection(AttendantConnection):
         return answer
 
     def _heard(self, answer: cluster_pb2.AttendResponse) -> None:
-        self.hear(answer.buffer, self._status)
+        held, state = self.buffer_size, answer.buffer
+        if held and state.buffer_id != self._buffer_id:
+            self.lost(
+                f"the replay service at {self.target.address} came back without its data (incarnation "
+                f"{state.incarnation}, was {self.incarnation}): the {several(held, 'transition')} of the run "
+                f"that it held are gone"
+            )
+        self._buffer_id = state.buffer_id
+        self._notice(state)
+        self.hear(state, self._status)
 
 
 class ActorConnection(AttendantConnection):

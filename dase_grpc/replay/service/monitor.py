@@ -45,9 +45,9 @@ class ReplayMonitor:
         self.registry.register(ReplayCollector(self.counts))
         self.registry.register(CallsCollector(self.calls, role="replay", request=REPLAY_REQUEST))
 
-    def synced(self) -> None:
-        """Notes that the disk has all that was committed when this round of syncing began."""
-        self._last_sync = time.time()
+    def synced(self, since: float) -> None:
+        """Notes that the disk has all that was committed at `since`, in seconds since 1970."""
+        self._last_sync = since
 
     def counts(self) -> ReplayCounts:
         """A copy of the run's counters, safe to take from another thread."""

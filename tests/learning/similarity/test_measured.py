@@ -8,6 +8,7 @@ from learning.peer_rows import batch_of, rows
 
 from dase_grpc.config.algorithms import MEASURES, SIMILARITY, DpsConfig
 from dase_grpc.errors import MeasureError
+from dase_grpc.learning.similarity import measures
 from dase_grpc.learning.similarity.measured import MeasureWeigher, StackedWeighers, load_measure, try_out
 from dase_grpc.learning.similarity.measures import Context
 from dase_grpc.schema import TransitionSchema
@@ -25,6 +26,7 @@ GIVES = {
     "a_column": lambda context: torch.ones(len(context.external), 1),
     "all_rows": lambda context: torch.ones(64 if len(context.external) < 64 else 65),
     "not_finite": lambda context: torch.full((len(context.external),), torch.nan),
+    "infinite": lambda context: torch.full((len(context.external),), torch.inf),
     "negative": lambda context: torch.full((len(context.external),), -0.5),
     "complex_ones": lambda context: torch.ones(len(context.external), dtype=torch.complex64),
 }
@@ -33,6 +35,10 @@ globals().update(GIVES)
 
 def raising(context: Context) -> torch.Tensor:
     raise ValueError("no such thing")
+
+
+def knows_all_but_2(context: Context) -> torch.Tensor:
+    return torch.where(context.external.agent_id == 2, torch.nan, 1.0)
 
 
 def needs_own_rows(context: Context) -> torch.Tensor:
@@ -62,6 +68,21 @@ class Demanding(Counting):
 
 class Forgetful(Counting):
     load_state_dict = None  # type: ignore[assignment]
+
+
+class KeepsANumber(Counting):
+    def state_dict(self) -> dict[str, int]:  # type: ignore[override]
+        return {"calls": int(self.calls)}
+
+
+class KeepsAList(Counting):
+    def state_dict(self) -> list[torch.Tensor]:  # type: ignore[override]
+        return [self.calls]
+
+
+class LoadsNothing(Counting):
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"calls_made": self.calls}
 
 
 class HalfWay:
@@ -105,7 +126,7 @@ def test_external_rows_weigh_what_the_measure_gives_and_own_ones_1(name):
     assert not found.degenerate
 
 
-@pytest.mark.parametrize("name", ["not_finite", "negative"])
+@pytest.mark.parametrize("name", ["not_finite", "negative", "infinite"])
 def test_a_weight_that_is_none_becomes_0_and_is_counted(name):
     actions, policy, ids = rows(0)
     found = weigher(path(name)).weigh(batch_of(actions, ids), torch.as_tensor(np.float32(policy)))
@@ -126,6 +147,27 @@ def test_by_source_tells_the_mean_weight_of_each_agents_rows():
     assert found.count.tolist() == [12] * 4
     assert not found.degenerate.any()
     assert found.mean_term[1] == 0.0 < found.mean_term[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(MEASURES) - {SIMILARITY}))
+def test_a_built_in_measure_that_cannot_tell_is_counted_and_by_source_it_is_said_of_whom(name):
+    actions, policy, ids = rows(0)
+    batch, wanted = batch_of(actions, np.where(ids == 1, 2, ids)), torch.as_tensor(np.float32(policy))
+    subject = weigher(name)
+    found = subject.weigh(batch, wanted)
+    assert found.degenerate
+    assert found.weight.tolist() == [0.0] * len(ids)
+    assert subject.by_source(batch, wanted).degenerate.tolist() == [True, False, True, True]
+
+
+def test_by_source_says_of_whom_a_measure_could_not_tell():
+    actions, policy, ids = rows(0)
+    batch, wanted = batch_of(actions, ids), torch.as_tensor(np.float32(policy))
+    subject = weigher(path("knows_all_but_2"))
+    assert subject.weigh(batch, wanted).degenerate
+    found = subject.by_source(batch, wanted)
+    assert found.degenerate.tolist() == [False, False, True, False]
+    assert found.similarity.tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
 def test_a_batch_of_own_rows_does_not_ask_the_measure():
@@ -198,7 +240,10 @@ REFUSED = {
     "a_list": ("returned an object of type list", "return a tensor"),
     "a_column": ("returned shape (32, 1) for 32 external rows", "return one weight for each, (32,)"),
     "all_rows": ("returned shape (64,) for 32 external rows",),
-    "not_finite": ("a weight that is not finite", "give 0 where it cannot tell"),
+    "not_finite": ("gave NaN for every row", "give that where it cannot tell only"),
+    "infinite": ("gave an infinite weight", "give NaN where it cannot tell"),
+    "KeepsANumber": ("state_dict of the measure", "gave an object of type int as 'calls'", "give tensors"),
+    "KeepsAList": ("state_dict of the measure", "gave an object of type list; give tensors by name"),
     "negative": ("the weight -0.5", "give none below 0"),
     "complex_ones": ("complex numbers", "return real ones"),
     "CONSTANT": ("is an object of type float", "name a function, or a class with __call__"),
@@ -219,6 +264,7 @@ def test_a_measure_that_breaks_the_rules_is_refused_in_a_sentence(name, parts):
         ("raising", "failed with ValueError: no such thing"),
         ("needs_own_rows", "failed with ValueError: "),
         ("Demanding", "failed with TypeError: "),
+        ("LoadsNothing", "failed with KeyError: 'calls'"),
     ],
 )
 def test_a_measure_that_raises_is_refused_with_what_it_said(name, said):
@@ -233,9 +279,15 @@ def test_a_measure_named_by_its_file_or_in_no_module_is_refused():
         load_measure("nowhere:fresh")
 
 
-@pytest.mark.parametrize("name", ["weights", "an_array", "Counting"])
+@pytest.mark.parametrize("name", ["weights", "an_array", "Counting", "knows_all_but_2"])
 def test_a_sound_measure_passes(name):
     try_out(DpsConfig(measure=path(name)), SCHEMA, agents=1)
+
+
+@pytest.mark.parametrize("name", sorted(set(MEASURES) - {SIMILARITY}))
+def test_a_built_in_measure_passes_as_ones_own_for_many_joints(name):
+    schema = TransitionSchema("Toy-v0", 2, 61, (-1.0,) * 61, (1.0,) * 61)
+    try_out(DpsConfig(measure=f"{measures.__name__}:{name}"), schema, agents=2)
 
 
 @pytest.mark.parametrize(

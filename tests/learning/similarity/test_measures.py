@@ -80,7 +80,7 @@ def test_relative_rows_of_the_own_side_is_one_on_average_in_its_exponent():
 
 @pytest.mark.parametrize("measured", [relative, relative_rows])
 @pytest.mark.parametrize("why", ["few own rows", "own rows in a plane", "no own rows"])
-def test_without_a_reference_nothing_weighs(measured, why):
+def test_without_a_reference_nothing_is_known(measured, why):
     actions, policy, ids = rows(4, n=3, each=12)
     if why == "few own rows":
         ids = np.where((ids == OWN) & (np.cumsum(ids == OWN) > 4), 0, ids)
@@ -89,7 +89,8 @@ def test_without_a_reference_nothing_weighs(measured, why):
     else:
         actions[ids == OWN, 2] = policy[ids == OWN, 2] = 0.25
     found = measured(context_of(actions, policy, ids))
-    assert found.tolist() == [0.0] * int((ids != OWN).sum())
+    assert len(found) == (ids != OWN).sum()
+    assert bool(found.isnan().all())
 
 
 def test_advantage_compares_with_the_root_mean_square_of_the_own_ones():
@@ -108,7 +109,13 @@ def test_an_advantage_that_nobody_has_is_none(q, expected):
 
 def test_no_advantage_is_known_without_own_rows():
     actions, policy, ids = rows(6)
-    assert not advantage(context_of(actions, policy, np.where(ids == OWN, 0, ids))).any()
+    assert bool(advantage(context_of(actions, policy, np.where(ids == OWN, 0, ids))).isnan().all())
+
+
+def test_an_advantage_over_a_value_that_is_not_finite_is_not_known():
+    actions, policy, ids = rows(6)
+    found = advantage(context_of(actions, policy, ids, q=lambda s, a: torch.full((len(a),), torch.inf)))
+    assert bool(found.isnan().all())
 
 
 @pytest.mark.slow
@@ -123,9 +130,10 @@ def test_similarity_is_what_the_weigher_of_the_default_finds(scope, options):
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 6), each=st.integers(1, 20))
-def test_no_measure_is_ever_negative_or_not_finite(seed, n, each):
+def test_no_measure_is_ever_negative_or_infinite_and_that_by_similarity_is_never_unknown(seed, n, each):
     context = context_of(*rows(seed, n=n, each=each))
     for each_measure in (similarity, relative, relative_rows, advantage):
         found = each_measure(context)
         assert found.shape == (len(context.external),)
-        assert bool((found.isfinite() & (found >= 0)).all())
+        assert bool((found.isnan() | (found.isfinite() & (found >= 0))).all())
+        assert each_measure is not similarity or not bool(found.isnan().any())

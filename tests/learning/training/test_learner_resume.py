@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 from contracts.sentences import assert_one_sentence
 from learning.training.bench import Bench
 
@@ -88,6 +89,22 @@ def test_a_learner_whose_buffer_is_lost_stores_its_first_transitions_anew_before
     learner.train(threading.Event())
     whole, left_out = ["store", "batch", "update"], {"store": ["store"], "batch": ["store", "batch"]}[during]
     assert done(bench) == ["store"] * 2 + whole * 2 + left_out + ["store"] * 2 + whole * 5
+
+
+def test_moments_that_are_there_already_begin_at_none_after_a_checkpoint_from_before_the_first_batch():
+    settings = {**LONGER, "dps__memory": 5.0, "agent__start_steps": 10}
+    _, saved = stopped_after(6, **settings)
+    assert [name for name in saved.tensors if name.startswith("similarity.")] == []
+    learner = Bench(**settings).learner()
+    weigher = learner.parts.weigher
+    weigher.remember(1, torch.device("cpu"))
+    for tensor in weigher.tensors().values():
+        tensor.fill_(7.0)
+    learner.resume(saved, elapsed_s=0.0)
+    halt = threading.Event()
+    halt.set()
+    learner.train(halt)
+    assert [float(tensor.abs().sum()) for tensor in weigher.tensors().values()] == [0.0] * 4
 
 
 def test_where_the_environment_fails_before_a_learner_has_gone_on_its_checkpoint_stays():

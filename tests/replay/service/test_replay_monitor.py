@@ -49,5 +49,5 @@ def test_a_buffer_in_memory_has_no_time_of_a_sync_and_one_on_disk_has(run):
     monitor = ReplayMonitor(run, DESCRIPTORS)
     assert shown(monitor, "dase_replay_last_sync_timestamp_seconds") is None
     run.join("node", wanted=0, run_id="", schema=SCHEMA, now=0.0)
-    monitor.synced()
-    assert (shown(monitor, "dase_replay_last_sync_timestamp_seconds") or 0) > 1.6e9
+    monitor.synced(1_700_000_000.5)
+    assert shown(monitor, "dase_replay_last_sync_timestamp_seconds") == 1_700_000_000.5
