@@ -366,9 +366,7 @@ class TrainedPolicy:
             raise EnvironmentSpecError(problem)
         decided = self._policy.act(rows)
         if not np.isfinite(decided).all():
-            raise DivergedError(
-                "the policy's action is not finite; give observations as the environment does"
-            )
+            raise DivergedError("the policy's action is not finite; give it what the environment gives")
         actions = self._to_env(decided)
         return actions[0] if single else actions
 

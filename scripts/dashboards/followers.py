@@ -136,12 +136,13 @@ def _evaluating() -> list[timeseries.Panel]:
         ),
         lines(
             "Evaluator troubles",
-            "Since the start: streams that broke, losses of the replay's data.",
+            "Since the start: streams that broke, losses of the replay's data, environments made anew.",
             [
                 (f"sum by (instance) ({metric}{{{EVALUATORS_PROCESS}}})", f"{{{{instance}}}} {text}")
                 for metric, text in (
                     ("dase_evaluator_reconnects_total", "reconnects"),
                     ("dase_evaluator_replay_losses_total", "losses of the replay"),
+                    ("dase_evaluation_env_restarts_total", "environments made anew"),
                 )
             ],
         ),
