@@ -10,11 +10,11 @@ from dase_grpc.process.lifecycle import HangAlarm, is_orphaned
 from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import Lines
-from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.discovery import follow_name
 from dase_grpc.replay.client.handoff import say_waits
 from dase_grpc.replay.client.link import ReplayLink, RowLink
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.client.shards import Shards
 
 ORPHAN_DRAIN_S: Final = 2.0
 """What `Times.drain_s` is once the launcher is gone, whether the replay serves or not."""

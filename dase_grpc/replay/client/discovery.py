@@ -15,8 +15,9 @@ from grpc.aio import Channel
 from dase_grpc.errors import ConfigError, RefusalError, UnreachableError
 from dase_grpc.replay.buffer.sharding import Shard
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines
-from dase_grpc.replay.client.connection import Connection, Shards
+from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import shard_of
 from dase_grpc.replay.wire.status import service

@@ -14,12 +14,13 @@ from dase_grpc.progress import several
 from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.collected import CollectedSteps
-from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Handoff, Wait, Waited, WaitReason
 from dase_grpc.replay.client.insert import WINDOW_ROWS, Inserter, Outbox
 from dase_grpc.replay.client.priorities import Prioritised
 from dase_grpc.replay.client.sample import BatchQueue, OneFetcher
 from dase_grpc.replay.client.sharded_sample import ShardedFetcher
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.schema import Array
 
 QUEUED_ROWS: Final = 4_096

@@ -26,12 +26,12 @@ from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.admission import Joined, join_all, leases
 from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.compute import LearnerStreams
-from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.handoff import USUAL, Times
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
 from dase_grpc.replay.wire.messages import Membership
