@@ -118,7 +118,8 @@ class Compute:
         """Waits for the work, for `drain_s` of the time that the replay serves; whether it is done."""
         left_s, hurry_s = self.shards.first.timing.drain_s, ORPHAN_DRAIN_S
         while not work.done() and left_s > 0 and hurry_s > 0 and not self._is_over:
-            self.shards.note_stopping(stopping=self.stop.is_set())
+            if self.stop.is_set():
+                self.shards.note_stopping()
             look_s = min(LOOK_S, left_s)
             await asyncio.wait({work}, timeout=look_s)
             if self.shards.complete:

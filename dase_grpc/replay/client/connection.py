@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -37,6 +38,9 @@ from dase_grpc.replay.wire.v1 import replay_pb2
 LOOK_EVERY_S: Final = 30.0
 """How often it is looked whether a replay is away because of the credentials."""
 
+ALWAYS: Final = -math.inf
+"""Since when whatever has no beginning holds."""
+
 PASSING: Final = (*AWAY, NotJoinedError)
 """What a new attempt may put right."""
 
@@ -51,6 +55,10 @@ class Stream(StrEnum):
     SAMPLE = "sample"
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
+
+
+OF_POLICIES: Final = frozenset({Stream.PUBLISH, Stream.SUBSCRIBE})
+"""A shard that refuses these alone still serves."""
 
 
 class Away(StrEnum):
@@ -93,11 +101,11 @@ class Connection(ABC):
     Lives on the event loop, but for `outage`, `losses` and `followers`, which any thread may read.
 
     Attributes:
-        stopping: the node is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
         buffer: what was last heard of it; another object whenever something was heard.
         inserted_by_agent: transitions of each agent that were ever stored, where the node asks for that.
-        needed: whether the node cannot go on without it, so that waiting for it has a limit.
+        needed_since: since when (monotonic seconds) the node cannot go on without it, so that waiting for
+            it has a limit; None while it can.
         followers: how many wanted the agent's policy then.
     """
 
@@ -114,14 +122,14 @@ class Connection(ABC):
         self.target = target
         self.timing = timing
         self.outage: Outage | None = None
-        self.stopping = False
+        self.stopping_since: float | None = None
         self.losses = 0
         self.followers = 0
         self.incarnation = target.member.incarnation
         self.buffer_size = target.member.buffer_size
         self.buffer = target.member.buffer
         self.inserted_by_agent: Mapping[int, int] = {}
-        self.needed: Callable[[], bool] = lambda: True
+        self.needed_since: Callable[[], float | None] = lambda: ALWAYS
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._rng = rng or random.Random()
@@ -135,6 +143,17 @@ class Connection(ABC):
         """The outage under way, if it has lasted for so long that the replay counts as away."""
         outage = self.outage
         return outage if outage and time.monotonic() - outage.since > self.timing.away_after_s else None
+
+    @property
+    def unserved_since(self) -> float | None:
+        """Since when it takes no heartbeats or rows, or sends no batches; None if it does."""
+        broken = self._broken.items()
+        return min((each.since for stream, each in broken if stream not in OF_POLICIES), default=None)
+
+    def note_stopping(self) -> None:
+        """Notes that the node is to end, so that the replay is waited for only briefly from now on."""
+        if self.stopping_since is None:
+            self.stopping_since = time.monotonic()
 
     def inserted_of(self, agent_id: int) -> int:
         """Transitions of an agent that were ever stored, when the replay was last heard of."""
@@ -262,8 +281,8 @@ class Connection(ABC):
         now = time.monotonic()
         why = Away.of(error)
         outage = self._broken.get(stream, Outage(now, why, STATUS[type(error)].name)).next(why)
-        lasted, limit_s = now - outage.since, self._limit_s(error)
-        if lasted >= limit_s and self.needed():
+        lasted, limit_s = self._missed_s(outage, now), self._limit_s(error)
+        if lasted is not None and lasted >= limit_s:
             if not lasted:
                 raise error
             raise type(error)(f"gave up after {lasted:.0f} s: {error}") from error
@@ -274,8 +293,15 @@ class Connection(ABC):
             self.followers = 0
         self._note_outage()
 
+    def _missed_s(self, outage: Outage, now: float) -> float | None:
+        """How long a stream that is broken has been waited for; None where the node can go on without."""
+        needed_since, stopping_since = self.needed_since(), self.stopping_since
+        if needed_since is None:
+            return None
+        return now - max(outage.since, needed_since, ALWAYS if stopping_since is None else stopping_since)
+
     def _limit_s(self, error: RefusalError) -> float:
-        if not self.stopping:
+        if self.stopping_since is None:
             return self._timeout_s
         return 0.0 if isinstance(error, DrainingError) else min(self._timeout_s, self.timing.stopping_s)
 

@@ -118,7 +118,8 @@ class RowLink:
 
     def no_more_rows(self) -> None:
         """Lets `insert_rows` end once all queued rows are acknowledged."""
-        self._no_more = self._shards.ending = True
+        self._no_more = True
+        self._shards.note_ending()
         self._moved.set()
 
     async def insert_rows(self) -> None:

@@ -1,27 +1,28 @@
 """The connections of a node, one for each shard; which of them it can do without."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from dase_grpc.process.tasks import first_cause
-from dase_grpc.replay.client.connection import Connection, Outage
+from dase_grpc.replay.client.connection import ALWAYS, Connection, Outage
 
 
 class Shards:
     """The connections of one node, in the order of the shards; at least one.
 
     One of several may be away for as long as another serves, and until there is nothing left to do but to
-    let it have the rows that are kept for it, once the node is `ending`. Threads: as Connection.
+    let it have the rows that are kept for it, once the node ends. Threads: as Connection.
     """
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.connections = tuple(connections)
-        self.ending = False
+        self._ending_since: float | None = None
         self._kept: Sequence[Callable[[], int]] = [int] * len(self.connections)
         for index, each in enumerate(self.connections):
-            each.needed = partial(self._is_needed, index)
+            each.needed_since = partial(self._needed_since, index)
 
     @property
     def first(self) -> Connection:
@@ -48,7 +49,7 @@ class Shards:
     @property
     def complete(self) -> bool:
         """Whether every shard serves that is needed."""
-        return all(each.outage is None or not each.needed() for each in self.connections)
+        return all(each.outage is None or each.needed_since() is None for each in self.connections)
 
     def keep_for(self, kept: Sequence[Callable[[], int]]) -> None:
         """Says how many rows are kept for each shard."""
@@ -69,10 +70,14 @@ class Shards:
         for each in self.connections:
             each.on_restart(call)
 
-    def note_stopping(self, *, stopping: bool) -> None:
-        """Says whether the node is to end, so that shards are waited for only briefly."""
+    def note_stopping(self) -> None:
+        """See Connection."""
         for each in self.connections:
-            each.stopping = stopping
+            each.note_stopping()
+
+    def note_ending(self) -> None:
+        """Notes that from now on nothing is left to do but to let each shard have the rows kept for it."""
+        self._ending_since = time.monotonic()
 
     async def heartbeats(self, say: Callable[[], Any]) -> None:
         """Those of all connections; see Connection."""
@@ -81,8 +86,11 @@ class Shards:
                 for each in self.connections:
                     tasks.create_task(each.heartbeats(say))
 
-    def _is_needed(self, index: int) -> bool:
-        others = [each for each in self.connections if each is not self.connections[index]]
-        if all(each.outage is not None for each in others):
-            return True
-        return self.ending and self._kept[index]() > 0
+    def _needed_since(self, index: int) -> float | None:
+        """See Connection: since no other shard serves, or since nothing is left to do but wait for it."""
+        others = [each.unserved_since for each in self.connections if each is not self.connections[index]]
+        away = [since for since in others if since is not None]
+        reasons = [max(away, default=ALWAYS)] if len(away) == len(others) else []
+        if self._ending_since is not None and self._kept[index]() > 0:
+            reasons.append(self._ending_since)
+        return min(reasons, default=None)
