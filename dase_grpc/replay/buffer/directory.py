@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from dase_grpc.errors import DataDirectoryError
+from dase_grpc.progress import FINISHED, Progress
 from dase_grpc.replay.buffer.leases import Lease
 from dase_grpc.replay.buffer.ledger import AlternatingRecord
 from dase_grpc.replay.buffer.mapped import MappedFile, sync_directory
@@ -27,8 +28,11 @@ COMMITS: Final = "commits"
 LEASES: Final = "leases"
 _LOCK: Final = "lock"
 
-_LEASE: Final = struct.Struct("<q?H")
-"""Epoch, given back, bytes of the name; then follow the name and, to the end, the reason or the node id."""
+_LEASE: Final = struct.Struct("<qBH")
+"""Epoch, what became of it, bytes of the name; then the name and, to the end, the reason or the node id."""
+
+_HELD, _GIVEN_BACK, _FINISHED = 0, 1, 2
+"""What became of a lease. Version 0.2 wrote the first two, and takes the third for the second."""
 
 _MAX_TEXT_BYTES: Final = 2_000
 _SLOT: Final = AlternatingRecord.slot_bytes(_LEASE.size + 2 * _MAX_TEXT_BYTES)
@@ -191,9 +195,12 @@ class LeaseFile:
 
     def put(self, lease: Lease) -> None:
         """Keeps a lease; returns once the disk has it, so that no epoch is ever given twice."""
-        given_back = lease.left_because is not None
-        name, rest = _cut(lease.node_name), _cut(lease.left_because or "" if given_back else lease.node_id)
-        self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, given_back, len(name)) + name + rest)
+        became, rest = _HELD, lease.node_id
+        if lease.left_because is not None:
+            became = _FINISHED if lease.progress.state == FINISHED else _GIVEN_BACK
+            rest = lease.left_because
+        name = _cut(lease.node_name)
+        self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, became, len(name)) + name + _cut(rest))
         self._file.sync()
 
     def close(self) -> None:
@@ -202,7 +209,7 @@ class LeaseFile:
 
 
 def _unpack(agent_id: int, data: bytes, *, now: float, ttl_s: float) -> Lease:
-    epoch, given_back, size = _LEASE.unpack_from(data)
+    epoch, became, size = _LEASE.unpack_from(data)
     texts = data[_LEASE.size :]
     rest = texts[size:].decode(errors="replace")
     return Lease(
@@ -211,8 +218,9 @@ def _unpack(agent_id: int, data: bytes, *, now: float, ttl_s: float) -> Lease:
         node_name=texts[:size].decode(errors="replace"),
         renewed_at=now,
         ttl_s=ttl_s,
-        left_because=rest if given_back else None,
-        node_id="" if given_back else rest,
+        progress=Progress(state=FINISHED) if became == _FINISHED else Progress(),
+        left_because=rest if became else None,
+        node_id="" if became else rest,
     )
 
 

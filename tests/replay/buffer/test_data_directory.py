@@ -1,5 +1,7 @@
 """A run in a data directory: what it refuses, what a restart finds, what a full disk does."""
 
+import struct
+
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
 from replay.buffer.runs_on_disk import TTL_S, join
@@ -14,7 +16,9 @@ from dase_grpc.errors import (
     StaleLeaseError,
 )
 from dase_grpc.progress import Progress
-from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.directory import FILE_BYTES, DataDirectory
+from dase_grpc.replay.buffer.ledger import PAGE, AlternatingRecord
+from dase_grpc.replay.buffer.mapped import MappedFile
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.schema import TransitionSchema
 
@@ -120,6 +124,35 @@ def test_a_lease_that_was_given_back_stays_so_and_says_why(runs):
     with pytest.raises(StaleLeaseError, match="budget spent: ääää"):
         again.leases.require(0, 1)
     assert join(again).epoch == 2
+
+
+@pytest.mark.parametrize(("state", "finished"), [("finished", True), ("stopped", False)])
+def test_an_agent_that_has_finished_is_known_to_have_until_its_id_is_leased_again(runs, state, finished):
+    run = runs.start()
+    epoch = join(run).epoch
+    run.leases.renew(0, epoch, 1.0, progress=Progress(step=8, total_steps=8, state=state))
+    run.leases.leave(0, epoch, because=f"{state} after 8 steps")
+    runs.kill(run)
+    again = runs.start()
+    assert again.leases.finished(0) is finished
+    with pytest.raises(StaleLeaseError, match=f"{state} after 8 steps"):
+        again.leases.require(0, epoch)
+    assert not again.leases.finished(join(again).agent_id)
+    runs.kill(again)
+    assert not runs.start().leases.finished(0)
+
+
+def test_version_0_2_takes_the_lease_of_an_agent_that_has_finished_for_one_given_back(runs):
+    run = runs.start()
+    epoch = join(run).epoch
+    run.leases.renew(0, epoch, 1.0, progress=Progress(state="finished"))
+    run.leases.leave(0, epoch, because="done")
+    file = MappedFile.open(runs.path / "leases", FILE_BYTES)
+    record = AlternatingRecord(file, 0, PAGE)
+    file.close()
+    assert record.latest is not None
+    assert struct.unpack_from("<q?H", record.latest) == (epoch, True, len("node"))
+    assert record.latest.endswith(b"nodedone")
 
 
 def test_a_second_replay_on_the_same_directory_is_refused(runs):
