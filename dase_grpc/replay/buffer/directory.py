@@ -16,7 +16,7 @@ from dase_grpc.errors import DataDirectoryError
 from dase_grpc.progress import FINISHED, Progress
 from dase_grpc.replay.buffer.leases import Lease
 from dase_grpc.replay.buffer.ledger import AlternatingRecord
-from dase_grpc.replay.buffer.mapped import MappedFile, sync_directory
+from dase_grpc.replay.buffer.mapped import StrictFile, sync_directory
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.schema import TransitionSchema
@@ -162,7 +162,7 @@ def _check_sum(stored: dict[str, Any]) -> int:
 class LeaseFile:
     """One alternating record for each agent id. Heartbeats are not kept."""
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: StrictFile) -> None:
         self._file = file
         self._records = [
             AlternatingRecord(file, 2 * _SLOT * agent, _SLOT) for agent in range(MAX_AGENT_ID + 1)
@@ -174,8 +174,8 @@ class LeaseFile:
         path = directory.path / LEASES
         try:
             if not path.exists():
-                return cls(MappedFile.create(path, FILE_BYTES, mode=0o600))
-            file = MappedFile.open(path, FILE_BYTES)
+                return cls(StrictFile.create(path, FILE_BYTES, mode=0o600))
+            file = StrictFile.open(path, FILE_BYTES)
         except OSError as error:
             raise DataDirectoryError(
                 f"{directory.path} cannot take the {FILE_BYTES >> 20} MiB of leases "
@@ -202,6 +202,10 @@ class LeaseFile:
         name = _cut(lease.node_name)
         self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, became, len(name)) + name + _cut(rest))
         self._file.sync()
+
+    def require_disk(self) -> None:
+        """DataDirectoryError if a sync has failed."""
+        self._file.require_disk()
 
     def close(self) -> None:
         """Closes the file."""

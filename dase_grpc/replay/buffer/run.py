@@ -124,7 +124,9 @@ class SharedRun:
         return self._store.recovery if isinstance(self._store, DurableStore) else None
 
     def sync(self) -> Iterator[Callable[[], None]]:
-        """See DurableStore.sync; nothing in memory."""
+        """See DurableStore.sync; nothing in memory. The disk may have refused a lease, too."""
+        if self._disk is not None:
+            self._disk.leases.require_disk()
         if isinstance(self._store, DurableStore):
             yield from self._store.sync()
 
@@ -133,6 +135,7 @@ class SharedRun:
         if self._disk is None:
             return
         with ExitStack() as closing:
+            closing.callback(self._disk.leases.require_disk)
             closing.callback(self._disk.directory.close)
             closing.callback(self._disk.leases.close)
             if isinstance(self._store, DurableStore):
