@@ -98,7 +98,7 @@ class DurableStore(ReplayStore):
                 commits.commits.write(store._packed())
                 commits.put_synced(identity.spare, store._packed())
                 commits.put_boot(boot_id)
-                commits.sync()
+                store._flush()
                 directory.put_identity(identity)
             except (OSError, OverflowError) as error:
                 directory.discard()

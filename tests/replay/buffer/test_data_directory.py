@@ -1,6 +1,8 @@
 """A run in a data directory: what it refuses, what a restart finds, what a full disk does."""
 
+import os
 import struct
+from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
@@ -223,6 +225,20 @@ def test_a_start_that_was_killed_while_it_made_the_buffer_does_not_block_the_nex
     assert join(again, now=TTL_S + 1).epoch == 2
     assert again.store.ring.capacity == 20
     assert len(again.store.ring) == 0
+
+
+def test_a_buffer_counts_only_once_the_disk_has_all_of_its_files(runs, monkeypatch):
+    """A machine that stops then may not have the size of a file that was never synced."""
+    synced, sync = set[str](), os.fdatasync
+
+    def fdatasync(descriptor):
+        sync(descriptor)
+        if not (runs.path / "buffer.json").exists():
+            synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.removesuffix(".new"))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    join(runs.start())
+    assert synced == {"rows", "commits"}
 
 
 def test_after_an_orderly_stop_another_boot_finds_every_transition(runs):
