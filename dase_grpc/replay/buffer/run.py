@@ -232,10 +232,14 @@ class SharedRun:
             self._disk.directory.discard()
 
     def _require_min_size(self, capacity: int, schema: TransitionSchema) -> None:
-        if self.min_size > capacity * self.shard.count:
+        shards = self.shard.count
+        if self.min_size > capacity * shards:
+            kept = f"replay.capacity = {self._capacity} holds"
+            if shards > 1:
+                kept = f"{shards} shards of replay.capacity = {self._capacity} hold"
             raise CapacityError(
-                f"replay.min_size = {self.min_size} exceeds the {capacity} transitions of "
-                f"{schema.row_bytes} bytes that replay.capacity = {self._capacity} holds"
+                f"replay.min_size = {self.min_size} exceeds the {capacity * shards} transitions of "
+                f"{schema.row_bytes} bytes that {kept}"
             )
 
     def _require_same(self, stored: BufferIdentity, data_dir: Path) -> None:
