@@ -26,11 +26,12 @@ from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.client.admission import attend, enter_all, join_all, leases
 from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.compute import Compute, LearnerStreams
-from dase_grpc.replay.client.connection import Connection, Shards
+from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.link import ReplayLink, RowLink
 from dase_grpc.replay.client.membership import ActorConnection, LearnerConnection
 from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.client.policies import PolicyExchange, follow
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS
 from dase_grpc.replay.wire.addresses import ReplayPlace
 from dase_grpc.schema import Array, TransitionSchema

@@ -28,10 +28,10 @@ from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.admission import join_all
 from dase_grpc.replay.client.cluster import Lines
-from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.patience import Wanted
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS
 from dase_grpc.replay.wire.addresses import ReplayPlace, parse_address
 from dase_grpc.schema import Array, TransitionSchema

@@ -277,7 +277,7 @@ def has_buffer(directory: RunDirectory) -> bool:
         return False
     _require_unused(directory.replay)
     try:
-        return inspect(directory.replay, boot_id=boot_id()) is not None
+        return inspect(directory.replay, boot_id=boot_id(), to_go_on=True) is not None
     except DataDirectoryError as error:
         raise DataDirectoryError(f"{_cause(error)}; {BEGIN_EMPTY}") from None
 

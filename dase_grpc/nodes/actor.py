@@ -22,11 +22,12 @@ from dase_grpc.process.tasks import unless, watch_loop_lag
 from dase_grpc.progress import Attendance, Attendant, several
 from dase_grpc.replay.client.admission import AgentFinished, Joined, attend, enter_all
 from dase_grpc.replay.client.compute import Compute
-from dase_grpc.replay.client.connection import Shards, Stream
+from dase_grpc.replay.client.connection import Stream
 from dase_grpc.replay.client.discovery import follow_name
 from dase_grpc.replay.client.handoff import Standstill, Wait, WaitReason, say_waits
 from dase_grpc.replay.client.link import RowLink
 from dase_grpc.replay.client.membership import ActorConnection, has_finished
+from dase_grpc.replay.client.shards import Shards
 
 log = logging.getLogger("dase")
 

@@ -31,10 +31,11 @@ from dase_grpc.progress import Attendance, number, several
 from dase_grpc.replay.buffer.policies import PolicyBytes
 from dase_grpc.replay.client.admission import attend, enter_first
 from dase_grpc.replay.client.compute import Compute
-from dase_grpc.replay.client.connection import Shards, Stream
+from dase_grpc.replay.client.connection import Stream
 from dase_grpc.replay.client.discovery import follow_name
 from dase_grpc.replay.client.membership import EvaluatorConnection
 from dase_grpc.replay.client.policies import follow
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
 ROLE: Final = "evaluator"

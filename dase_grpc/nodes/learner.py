@@ -39,11 +39,12 @@ from dase_grpc.replay.client.admission import (
 )
 from dase_grpc.replay.client.collected import CollectedSteps
 from dase_grpc.replay.client.compute import LearnerStreams
-from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Standstill, WaitReason
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.runs.directory import agent_directory
 from dase_grpc.runs.lease_note import ended_node_id

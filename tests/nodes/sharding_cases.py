@@ -10,10 +10,10 @@ from replay.wire.services import Service, eventually, promptly, rows_of, serving
 
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
+from dase_grpc.replay.client.shards import Shards
 
 PATIENT_S = 60.0
 

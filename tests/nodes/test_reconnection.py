@@ -24,9 +24,10 @@ from nodes.running import ended, joined, replay_node, store_at
 from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import UnreachableError
-from dase_grpc.replay.client.connection import Shards, Stream
+from dase_grpc.replay.client.connection import Stream
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
+from dase_grpc.replay.client.shards import Shards
 
 ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_000}
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from dase_grpc.errors import DataDirectoryError
+from dase_grpc.progress import FINISHED, Progress
 from dase_grpc.replay.buffer.leases import Lease
 from dase_grpc.replay.buffer.ledger import AlternatingRecord
-from dase_grpc.replay.buffer.mapped import MappedFile, sync_directory
+from dase_grpc.replay.buffer.mapped import StrictFile, sync_directory
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.schema import TransitionSchema
@@ -27,8 +28,11 @@ COMMITS: Final = "commits"
 LEASES: Final = "leases"
 _LOCK: Final = "lock"
 
-_LEASE: Final = struct.Struct("<q?H")
-"""Epoch, given back, bytes of the name; then follow the name and, to the end, the reason or the node id."""
+_LEASE: Final = struct.Struct("<qBH")
+"""Epoch, what became of it, bytes of the name; then the name and, to the end, the reason or the node id."""
+
+_HELD, _GIVEN_BACK, _FINISHED = 0, 1, 2
+"""What became of a lease. Version 0.2 wrote the first two, and takes the third for the second."""
 
 _MAX_TEXT_BYTES: Final = 2_000
 _SLOT: Final = AlternatingRecord.slot_bytes(_LEASE.size + 2 * _MAX_TEXT_BYTES)
@@ -158,7 +162,7 @@ def _check_sum(stored: dict[str, Any]) -> int:
 class LeaseFile:
     """One alternating record for each agent id. Heartbeats are not kept."""
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: StrictFile) -> None:
         self._file = file
         self._records = [
             AlternatingRecord(file, 2 * _SLOT * agent, _SLOT) for agent in range(MAX_AGENT_ID + 1)
@@ -170,8 +174,8 @@ class LeaseFile:
         path = directory.path / LEASES
         try:
             if not path.exists():
-                return cls(MappedFile.create(path, FILE_BYTES, mode=0o600))
-            file = MappedFile.open(path, FILE_BYTES)
+                return cls(StrictFile.create(path, FILE_BYTES, mode=0o600))
+            file = StrictFile.open(path, FILE_BYTES)
         except OSError as error:
             raise DataDirectoryError(
                 f"{directory.path} cannot take the {FILE_BYTES >> 20} MiB of leases "
@@ -191,10 +195,17 @@ class LeaseFile:
 
     def put(self, lease: Lease) -> None:
         """Keeps a lease; returns once the disk has it, so that no epoch is ever given twice."""
-        given_back = lease.left_because is not None
-        name, rest = _cut(lease.node_name), _cut(lease.left_because or "" if given_back else lease.node_id)
-        self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, given_back, len(name)) + name + rest)
+        became, rest = _HELD, lease.node_id
+        if lease.left_because is not None:
+            became = _FINISHED if lease.progress.state == FINISHED else _GIVEN_BACK
+            rest = lease.left_because
+        name = _cut(lease.node_name)
+        self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, became, len(name)) + name + _cut(rest))
         self._file.sync()
+
+    def require_disk(self) -> None:
+        """DataDirectoryError if a sync has failed."""
+        self._file.require_disk()
 
     def close(self) -> None:
         """Closes the file."""
@@ -202,7 +213,7 @@ class LeaseFile:
 
 
 def _unpack(agent_id: int, data: bytes, *, now: float, ttl_s: float) -> Lease:
-    epoch, given_back, size = _LEASE.unpack_from(data)
+    epoch, became, size = _LEASE.unpack_from(data)
     texts = data[_LEASE.size :]
     rest = texts[size:].decode(errors="replace")
     return Lease(
@@ -211,8 +222,9 @@ def _unpack(agent_id: int, data: bytes, *, now: float, ttl_s: float) -> Lease:
         node_name=texts[:size].decode(errors="replace"),
         renewed_at=now,
         ttl_s=ttl_s,
-        left_because=rest if given_back else None,
-        node_id="" if given_back else rest,
+        progress=Progress(state=FINISHED) if became == _FINISHED else Progress(),
+        left_because=rest if became else None,
+        node_id="" if became else rest,
     )
 
 

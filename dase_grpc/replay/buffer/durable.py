@@ -29,7 +29,7 @@ from dase_grpc.replay.buffer.directory import (
     stored_identity,
 )
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed
-from dase_grpc.replay.buffer.mapped import MappedFile, StrictFile
+from dase_grpc.replay.buffer.mapped import MappedFile, StrictFile, require_size
 from dase_grpc.replay.buffer.ring_file import MappedRing, spare_slots
 from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
 from dase_grpc.schema import Array, TransitionSchema
@@ -98,7 +98,7 @@ class DurableStore(ReplayStore):
                 commits.commits.write(store._packed())
                 commits.put_synced(identity.spare, store._packed())
                 commits.put_boot(boot_id)
-                commits.sync()
+                store._flush()
                 directory.put_identity(identity)
             except (OSError, OverflowError) as error:
                 directory.discard()
@@ -327,20 +327,24 @@ class BufferState:
     machine_stopped: bool
 
 
-def inspect(path: Path, *, boot_id: str) -> BufferState | None:
+def inspect(path: Path, *, boot_id: str, to_go_on: bool = False) -> BufferState | None:
     """The buffer in a data directory; None where there is none.
 
     Takes and changes nothing, also while a replay works on it. Checked are the check sums of buffer.json,
     of the latest records and of the writers' names, and the sizes of all files. Rows carry none, and of the
-    leases a start takes what is whole.
+    leases a start takes what is whole. `to_go_on` checks as well that all files may be written to; else it is
+    enough if they may be read, and of the leases, which are for their owner alone, not even that.
     """
     identity = stored_identity(path)
     if identity is None:
         return None
-    MappedFile.open(path / ROWS, identity.slots * identity.schema.row_bytes).close()
-    if (path / LEASES).exists():  # else a start makes it
-        MappedFile.open(path / LEASES, FILE_BYTES).close()
-    commits = CommitFile.open(path / COMMITS, identity.max_writers)
+    MappedFile.open(path / ROWS, identity.slots * identity.schema.row_bytes, writable=to_go_on).close()
+    leases = path / LEASES
+    if leases.exists():  # else a start makes it
+        require_size(leases, leases.stat().st_size, FILE_BYTES)
+        if to_go_on:
+            MappedFile.open(leases, FILE_BYTES).close()
+    commits = CommitFile.open(path / COMMITS, identity.max_writers, writable=to_go_on)
     try:
         _, packed = commits.synced_state()
         latest = commits.commits.latest if commits.same_boot(boot_id) else None

@@ -100,9 +100,9 @@ class CommitFile:
         return cls(StrictFile.create(path, file_bytes(max_writers)), max_writers)
 
     @classmethod
-    def open(cls, path: Path, max_writers: int) -> Self:
+    def open(cls, path: Path, max_writers: int, *, writable: bool = True) -> Self:
         """An existing file."""
-        return cls(StrictFile.open(path, file_bytes(max_writers)), max_writers)
+        return cls(StrictFile.open(path, file_bytes(max_writers), writable=writable), max_writers)
 
     def put_writer(self, index: int, agent_id: int, name: str) -> None:
         """Names a writer, before the first commit record that counts it.

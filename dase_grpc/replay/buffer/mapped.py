@@ -1,5 +1,6 @@
 """A file of fixed size in memory: what is put into it outlives the process at once, and power once synced."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -14,6 +15,7 @@ from dase_grpc.errors import DataDirectoryError
 from dase_grpc.replay.buffer.large_pages import LargePages, advise
 
 _NEW: Final = ".new"
+_OUT_OF_REACH: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class MappedFile:
@@ -69,22 +71,24 @@ class MappedFile:
         return file
 
     @classmethod
-    def open(cls, path: Path, size: int) -> Self:
-        """An existing file; a DataDirectoryError where it is missing, or of another size."""
+    def open(cls, path: Path, size: int, *, writable: bool = True) -> Self:
+        """An existing file; a DataDirectoryError where it is missing, out of reach, or of another size.
+
+        One that is not to be `writable` is only read.
+        """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError as error:
+            remedy = "let this user in" if error.errno in _OUT_OF_REACH else "restore it"
             raise DataDirectoryError(
-                f"{path} cannot be opened ({error.strerror}); restore it, or choose another folder"
+                f"{path} cannot be opened ({error.strerror}); {remedy}, or choose another folder"
             ) from None
-        found = os.fstat(descriptor).st_size
-        if found != size:
+        try:
+            require_size(path, os.fstat(descriptor).st_size, size)
+        except DataDirectoryError:
             os.close(descriptor)
-            raise DataDirectoryError(
-                f"{path} has {found} bytes instead of {size}, so it is damaged; "
-                f"restore it, or choose another folder"
-            )
-        return cls(path, descriptor, _mapped(descriptor, size))
+            raise
+        return cls(path, descriptor, _mapped(descriptor, size, writable=writable))
 
     def put(self, offset: int, data: bytes | memoryview) -> None:
         """Copies bytes into the file, in order, before it returns; O(len(data))."""
@@ -139,8 +143,17 @@ class StrictFile(MappedFile):
                 raise
 
 
-def _mapped(descriptor: int, size: int) -> memoryview:
-    mapped = mmap.mmap(descriptor, size)
+def require_size(path: Path, found: int, size: int) -> None:
+    """Checks the size that a file was found to have."""
+    if found != size:
+        raise DataDirectoryError(
+            f"{path} has {found} bytes instead of {size}, so it is damaged; "
+            f"restore it, or choose another folder"
+        )
+
+
+def _mapped(descriptor: int, size: int, *, writable: bool = True) -> memoryview:
+    mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     advise(mapped)
     return memoryview(mapped)
 

@@ -124,7 +124,9 @@ class SharedRun:
         return self._store.recovery if isinstance(self._store, DurableStore) else None
 
     def sync(self) -> Iterator[Callable[[], None]]:
-        """See DurableStore.sync; nothing in memory."""
+        """See DurableStore.sync; nothing in memory. The disk may have refused a lease, too."""
+        if self._disk is not None:
+            self._disk.leases.require_disk()
         if isinstance(self._store, DurableStore):
             yield from self._store.sync()
 
@@ -133,6 +135,7 @@ class SharedRun:
         if self._disk is None:
             return
         with ExitStack() as closing:
+            closing.callback(self._disk.leases.require_disk)
             closing.callback(self._disk.directory.close)
             closing.callback(self._disk.leases.close)
             if isinstance(self._store, DurableStore):
@@ -229,10 +232,14 @@ class SharedRun:
             self._disk.directory.discard()
 
     def _require_min_size(self, capacity: int, schema: TransitionSchema) -> None:
-        if self.min_size > capacity * self.shard.count:
+        shards = self.shard.count
+        if self.min_size > capacity * shards:
+            kept = f"replay.capacity = {self._capacity} holds"
+            if shards > 1:
+                kept = f"{shards} shards of replay.capacity = {self._capacity} hold"
             raise CapacityError(
-                f"replay.min_size = {self.min_size} exceeds the {capacity} transitions of "
-                f"{schema.row_bytes} bytes that replay.capacity = {self._capacity} holds"
+                f"replay.min_size = {self.min_size} exceeds the {capacity * shards} transitions of "
+                f"{schema.row_bytes} bytes that {kept}"
             )
 
     def _require_same(self, stored: BufferIdentity, data_dir: Path) -> None:

@@ -10,11 +10,11 @@ from dase_grpc.process.lifecycle import HangAlarm, is_orphaned
 from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import Lines
-from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.discovery import follow_name
 from dase_grpc.replay.client.handoff import say_waits
 from dase_grpc.replay.client.link import ReplayLink, RowLink
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.client.shards import Shards
 
 ORPHAN_DRAIN_S: Final = 2.0
 """What `Times.drain_s` is once the launcher is gone, whether the replay serves or not."""
@@ -118,7 +118,8 @@ class Compute:
         """Waits for the work, for `drain_s` of the time that the replay serves; whether it is done."""
         left_s, hurry_s = self.shards.first.timing.drain_s, ORPHAN_DRAIN_S
         while not work.done() and left_s > 0 and hurry_s > 0 and not self._is_over:
-            self.shards.note_stopping(stopping=self.stop.is_set())
+            if self.stop.is_set():
+                self.shards.note_stopping()
             look_s = min(LOOK_S, left_s)
             await asyncio.wait({work}, timeout=look_s)
             if self.shards.complete:

@@ -1,11 +1,12 @@
-"""Connections of a node, one for each shard: streams that break begin again, until it is away too long."""
+"""A node's connection to one shard: streams that break begin again, until it is away too long."""
 
 import asyncio
 import logging
+import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -37,6 +38,9 @@ from dase_grpc.replay.wire.v1 import replay_pb2
 LOOK_EVERY_S: Final = 30.0
 """How often it is looked whether a replay is away because of the credentials."""
 
+ALWAYS: Final = -math.inf
+"""Since when whatever has no beginning holds."""
+
 PASSING: Final = (*AWAY, NotJoinedError)
 """What a new attempt may put right."""
 
@@ -51,6 +55,10 @@ class Stream(StrEnum):
     SAMPLE = "sample"
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
+
+
+OF_POLICIES: Final = frozenset({Stream.PUBLISH, Stream.SUBSCRIBE})
+"""A shard that refuses these alone still serves."""
 
 
 class Away(StrEnum):
@@ -93,11 +101,11 @@ class Connection(ABC):
     Lives on the event loop, but for `outage`, `losses` and `followers`, which any thread may read.
 
     Attributes:
-        stopping: the node is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
         buffer: what was last heard of it; another object whenever something was heard.
         inserted_by_agent: transitions of each agent that were ever stored, where the node asks for that.
-        needed: whether the node cannot go on without it, so that waiting for it has a limit.
+        needed_since: since when (monotonic seconds) the node cannot go on without it, so that waiting for
+            it has a limit; None while it can.
         followers: how many wanted the agent's policy then.
     """
 
@@ -114,14 +122,14 @@ class Connection(ABC):
         self.target = target
         self.timing = timing
         self.outage: Outage | None = None
-        self.stopping = False
+        self.stopping_since: float | None = None
         self.losses = 0
         self.followers = 0
         self.incarnation = target.member.incarnation
         self.buffer_size = target.member.buffer_size
         self.buffer = target.member.buffer
         self.inserted_by_agent: Mapping[int, int] = {}
-        self.needed: Callable[[], bool] = lambda: True
+        self.needed_since: Callable[[], float | None] = lambda: ALWAYS
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._rng = rng or random.Random()
@@ -135,6 +143,17 @@ class Connection(ABC):
         """The outage under way, if it has lasted for so long that the replay counts as away."""
         outage = self.outage
         return outage if outage and time.monotonic() - outage.since > self.timing.away_after_s else None
+
+    @property
+    def unserved_since(self) -> float | None:
+        """Since when it takes no heartbeats or rows, or sends no batches; None if it does."""
+        broken = self._broken.items()
+        return min((each.since for stream, each in broken if stream not in OF_POLICIES), default=None)
+
+    def note_stopping(self) -> None:
+        """Notes that the node is to end, so that the replay is waited for only briefly from now on."""
+        if self.stopping_since is None:
+            self.stopping_since = time.monotonic()
 
     def inserted_of(self, agent_id: int) -> int:
         """Transitions of an agent that were ever stored, when the replay was last heard of."""
@@ -262,8 +281,8 @@ class Connection(ABC):
         now = time.monotonic()
         why = Away.of(error)
         outage = self._broken.get(stream, Outage(now, why, STATUS[type(error)].name)).next(why)
-        lasted, limit_s = now - outage.since, self._limit_s(error)
-        if lasted >= limit_s and self.needed():
+        lasted, limit_s = self._missed_s(outage, now), self._limit_s(error)
+        if lasted is not None and lasted >= limit_s:
             if not lasted:
                 raise error
             raise type(error)(f"gave up after {lasted:.0f} s: {error}") from error
@@ -274,8 +293,15 @@ class Connection(ABC):
             self.followers = 0
         self._note_outage()
 
+    def _missed_s(self, outage: Outage, now: float) -> float | None:
+        """How long a stream that is broken has been waited for; None where the node can go on without."""
+        needed_since, stopping_since = self.needed_since(), self.stopping_since
+        if needed_since is None:
+            return None
+        return now - max(outage.since, needed_since, ALWAYS if stopping_since is None else stopping_since)
+
     def _limit_s(self, error: RefusalError) -> float:
-        if not self.stopping:
+        if self.stopping_since is None:
             return self._timeout_s
         return 0.0 if isinstance(error, DrainingError) else min(self._timeout_s, self.timing.stopping_s)
 
@@ -286,85 +312,6 @@ class Connection(ABC):
             return
         why = max((outage.why for outage in broken), key=list(Away).index)
         self.outage = Outage(min(outage.since for outage in broken), why)
-
-
-class Shards:
-    """The connections of one node, in the order of the shards; at least one.
-
-    One of several may be away for as long as another serves, and until there is nothing left to do but to
-    let it have the rows that are kept for it, once the node is `ending`. Threads: as Connection.
-    """
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self.connections = tuple(connections)
-        self.ending = False
-        self._kept: Sequence[Callable[[], int]] = [int] * len(self.connections)
-        for index, each in enumerate(self.connections):
-            each.needed = partial(self._is_needed, index)
-
-    @property
-    def first(self) -> Connection:
-        """The shard that decides about agent ids and keeps the policies."""
-        return self.connections[0]
-
-    @property
-    def where(self) -> str:
-        """The addresses, for sentences."""
-        return ",".join(each.target.address for each in self.connections)
-
-    @property
-    def outage(self) -> Outage | None:
-        """The outage under way, if no shard serves; since when none does."""
-        outages = [each.outage for each in self.connections]
-        known = [outage for outage in outages if outage is not None]
-        return max(known, key=lambda outage: outage.since) if len(known) == len(outages) else None
-
-    @property
-    def away(self) -> Outage | None:
-        """See Connection."""
-        return self.outage if all(each.away is not None for each in self.connections) else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether every shard serves that is needed."""
-        return all(each.outage is None or not each.needed() for each in self.connections)
-
-    def keep_for(self, kept: Sequence[Callable[[], int]]) -> None:
-        """Says how many rows are kept for each shard."""
-        self._kept = kept
-
-    @property
-    def losses(self) -> int:
-        """See Connection."""
-        return sum(each.losses for each in self.connections)
-
-    @property
-    def buffer_size(self) -> int:
-        """See Connection."""
-        return sum(each.buffer_size for each in self.connections)
-
-    def on_restart(self, call: Callable[[], None]) -> None:
-        """See Connection."""
-        for each in self.connections:
-            each.on_restart(call)
-
-    def note_stopping(self, *, stopping: bool) -> None:
-        """Says whether the node is to end, so that shards are waited for only briefly."""
-        for each in self.connections:
-            each.stopping = stopping
-
-    async def heartbeats(self, say: Callable[[], Any]) -> None:
-        """Those of all connections; see Connection."""
-        with first_cause():
-            async with asyncio.TaskGroup() as tasks:
-                for each in self.connections:
-                    tasks.create_task(each.heartbeats(say))
-
-    def _is_needed(self, index: int) -> bool:
-        others = [each for each in self.connections if each is not self.connections[index]]
-        if all(each.outage is not None for each in others):
-            return True
-        return self.ending and self._kept[index]() > 0
 
 
 def _require_not_cancelled(error: RefusalError) -> None:

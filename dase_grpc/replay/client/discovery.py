@@ -12,11 +12,12 @@ from typing import Final
 
 from grpc.aio import Channel
 
-from dase_grpc.errors import ConfigError, RefusalError, UnreachableError
+from dase_grpc.errors import ConfigError, DaseError, RefusalError, UnreachableError
 from dase_grpc.replay.buffer.sharding import Shard
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines
-from dase_grpc.replay.client.connection import Connection, Shards
+from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import shard_of
 from dase_grpc.replay.wire.status import service
@@ -38,20 +39,29 @@ async def find(lines: Lines, wanted: Wanted) -> list[Address]:
 
 
 async def follow_name(shards: Shards, lines: Lines) -> None:
-    """Looks for shards that are away at the addresses that their name, if they have one, has by then."""
+    """Looks for shards that are away at the addresses that their name, if they have one, has by then.
+
+    An address may be that of a pod which has gone, and have been given to another service since.
+    """
+    passed_over = set[Address]()
     while lines.place.by_name:
         await asyncio.sleep(shards.first.timing.find_again_s)
         away = {index: each for index, each in enumerate(shards.connections) if each.away is not None}
         if away:
             with suppress(RefusalError):
-                await _move(away, shards, lines)
+                await _move(away, shards, lines, passed_over)
 
 
-async def _move(away: dict[int, Connection], shards: Shards, lines: Lines) -> None:
+async def _move(away: dict[int, Connection], shards: Shards, lines: Lines, passed_over: set[Address]) -> None:
     in_use = {each.target.address for each in shards.connections}
     addresses = [address for address in await lines.place.found() if str(address) not in in_use]
     member = shards.first.target.member
-    for found in await _answering(lines, tuple(addresses)):
+    for address, found in zip(addresses, await _answers(lines, addresses), strict=True):
+        if not isinstance(found, FoundShard):
+            if not isinstance(found, AWAY) and address not in passed_over:
+                log.warning("%s, to which %s leads, is passed over: %s", address, lines.place, found)
+                passed_over.add(address)
+            continue
         ours = found.run_id == member.run_id and found.shard.count == member.shard.count
         connection = away.get(found.shard.index) if ours else None
         if connection is not None and connection.away is not None:
@@ -110,13 +120,24 @@ def _without_twins(found: list[FoundShard]) -> list[FoundShard]:
     return list({each.incarnation: each for each in reversed(found)}.values())
 
 
-async def _answering(lines: Lines, addresses: tuple[Address, ...]) -> list[FoundShard]:
-    asked = [describe(lines.to(address), address, timeout_s=DESCRIBE_S, wait=False) for address in addresses]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+async def _answering(lines: Lines, addresses: Sequence[Address]) -> list[FoundShard]:
+    answers = await _answers(lines, addresses)
     for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, AWAY):
+        if isinstance(answer, DaseError) and not isinstance(answer, AWAY):
             raise answer
     return [answer for answer in answers if isinstance(answer, FoundShard)]
+
+
+async def _answers(lines: Lines, addresses: Sequence[Address]) -> list[FoundShard | DaseError]:
+    """What the service at each address says that it is, or why it does not."""
+
+    async def answer(address: Address) -> FoundShard | DaseError:
+        try:
+            return await describe(lines.to(address), address, timeout_s=DESCRIBE_S, wait=False)
+        except DaseError as error:
+            return error
+
+    return await asyncio.gather(*map(answer, addresses))
 
 
 async def describe(

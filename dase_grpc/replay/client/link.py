@@ -14,12 +14,13 @@ from dase_grpc.progress import several
 from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.collected import CollectedSteps
-from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Handoff, Wait, Waited, WaitReason
 from dase_grpc.replay.client.insert import WINDOW_ROWS, Inserter, Outbox
 from dase_grpc.replay.client.priorities import Prioritised
 from dase_grpc.replay.client.sample import BatchQueue, OneFetcher
 from dase_grpc.replay.client.sharded_sample import ShardedFetcher
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.schema import Array
 
 QUEUED_ROWS: Final = 4_096
@@ -117,7 +118,8 @@ class RowLink:
 
     def no_more_rows(self) -> None:
         """Lets `insert_rows` end once all queued rows are acknowledged."""
-        self._no_more = self._shards.ending = True
+        self._no_more = True
+        self._shards.note_ending()
         self._moved.set()
 
     async def insert_rows(self) -> None:

@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from dase_grpc.errors import DaseError, Halted, MalformedError, UsageError
+from dase_grpc.errors import ConfigError, DaseError, Halted, MalformedError, UsageError
 from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
@@ -26,18 +26,21 @@ from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.admission import Joined, join_all, leases
 from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.compute import LearnerStreams
-from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.handoff import USUAL, Times
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.schema import Array, TransitionSchema
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+MAX_PREFETCH: Final = 1_024
+"""A service takes as many credits at once."""
 
 
 class Latest(NamedTuple):
@@ -79,7 +82,7 @@ class Session:
         agent: which agent of the run to be; None for the next one that is free.
         run_id: which run to join; "" for any.
         batch_size: rows of a batch.
-        prefetch: batches drawn ahead of their use.
+        prefetch: batches drawn ahead of their use, 1 to 1024.
         own_rows_only: batches hold rows of this agent alone.
         own_share: this share of each batch is of this agent, the rest of others; None draws from all alike.
         follow: agents whose policies `latest` is asked for.
@@ -92,6 +95,7 @@ class Session:
 
     Raises:
         AddressError: `replay` is no address.
+        ConfigError: `prefetch` is out of range.
     """
 
     def __init__(
@@ -112,6 +116,10 @@ class Session:
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
         timing: Times = USUAL,
     ) -> None:
+        if not 1 <= prefetch <= MAX_PREFETCH:
+            raise ConfigError(
+                f"prefetch = {prefetch} of a Session is outside 1..{MAX_PREFETCH}; choose another"
+            )
         self.schema = schema
         self._place = ReplayPlace.parse(replay)
         self._wanted = Wanted(

@@ -16,9 +16,10 @@ from dase_grpc.replay.buffer.priorities import Chances
 from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.shares import OWN, own_counts
 from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told
 from dase_grpc.replay.client.sample import BatchQueue, SampledBatch, Sampler
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.schema import Array
 
 Counts = tuple[int, ...]

@@ -37,6 +37,7 @@ class Batches:
 
     Attributes:
         in_place: whether it is.
+        again: batches that are asked for again, for `send_again`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Batches:
         self._clock, self._took = calls.clock, calls.requests("Sample").observe
         self._memory = ReusedMemory()
         self.in_place = self._offered = False
+        self.again = 0
         self._as_numbers = 0  # batches that the client may still find overwritten
 
     async def offer(self) -> None:
@@ -150,7 +152,7 @@ class Batches:
             ignored=priorities.ignored.total(),
         )
 
-    async def take(self, request: replay_pb2.SampleRequest) -> None:
+    def take(self, request: replay_pb2.SampleRequest) -> None:
         """Takes the TD errors of a request, and what it says of rows that are read in place."""
         self._take_errors(request.priorities)
         if request.in_place and not self.in_place:
@@ -163,8 +165,12 @@ class Batches:
                 f"{request.again} batches are asked for again, but {self._as_numbers} came as numbers"
             )
         self._as_numbers -= request.again
-        for _ in range(request.again):
-            await self.send(self.header.batch_size, with_rows=True)
+        self.again += request.again
+
+    async def send_again(self) -> None:
+        """Sends one of the batches that are asked for again, with its rows."""
+        self.again -= 1
+        await self.send(self.header.batch_size, with_rows=True)
 
     def _take_errors(self, told: Sequence[replay_pb2.Priorities]) -> None:
         """Takes TD errors.

@@ -55,11 +55,10 @@ class Inserts:
         with self.admission.stream(agent_id):
             if header.HasField("forgotten_writers"):
                 store.require_remembered(writer, agent_id=agent_id, forgotten=header.forgotten_writers)
-            store.make_room(writer, agent_id=agent_id, now=self.clock())
             store.watch.opened((agent_id, writer))
             try:
                 await self.streams.admitted(context)
-                await _Insert(self.run, header, context, changed=self.changed, calls=self.calls).serve()
+                await _Insert(self, header, context).serve()
             finally:
                 store.watch.closed((agent_id, writer), self.clock())
                 if not store.committed(writer, agent_id=agent_id):  # many names may be tried
@@ -73,16 +72,9 @@ class _Insert:
     committed before it is acknowledged. How long each chunk takes is noted in `calls`.
     """
 
-    def __init__(
-        self,
-        run: SharedRun,
-        header: replay_pb2.InsertHeader,
-        context: Context,
-        *,
-        changed: Changes,
-        calls: Calls,
-    ) -> None:
-        self._run, self._store, self._context, self._changed = run, run.store, context, changed
+    def __init__(self, inserts: Inserts, header: replay_pb2.InsertHeader, context: Context) -> None:
+        run, calls, self._changed, self._now = inserts.run, inserts.calls, inserts.changed, inserts.clock
+        self._run, self._store, self._context = run, run.store, context
         self._writer, self._agent_id, self._paced = header.writer_id, header.stream.agent_id, header.paced
         self._epoch = header.stream.lease_epoch
         self._gate = Gate(run, self._agent_id)
@@ -129,8 +121,13 @@ class _Insert:
         self._took(self._clock() - began)
 
     def _append(self, first_seq: int, rows: Array) -> None:
-        """Stores rows, and wakes who waits for them: everybody where batches can be drawn from now on."""
+        """Stores rows, and wakes who waits for them: everybody where batches can be drawn from now on.
+
+        A writer needs a place in the table from its first rows on, whatever place there was at its header.
+        """
         store, enough = self._store, self._run.min_size
+        if not self._committed():
+            store.make_room(self._writer, agent_id=self._agent_id, now=self._now())
         short = len(store.ring) < enough
         refused = store.append(self._writer, first_seq, rows, agent_id=self._agent_id, commit=False)
         self._acks.stored(self._committed(), refused=refused)

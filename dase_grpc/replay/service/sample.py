@@ -83,7 +83,10 @@ class Samples:
     async def _serve_credits(self, request: Any, batches: Batches, *, row_bytes: int) -> None:
         size, clock, waited = batches.header.batch_size, self._calls.clock, self._calls.sample_wait.observe
         while request is not grpc.aio.EOF:
-            await batches.take(request)
+            batches.take(request)
+            while batches.again:
+                await self._wait_until_ready(batches)
+                await batches.send_again()
             at_once = _batches_per_frame(batches.header, NUMBER_BYTES if batches.in_place else row_bytes)
             _require_credits(request.credits)
             _require_sizes(request.rows, size)
@@ -131,20 +134,18 @@ class PacedBatches:
 
     async def _serve(self, request: Any, changed: asyncio.Event) -> None:
         reading: asyncio.Future[Any] | None = None
-        await self._take(request)
+        self._take(request)
         ended = False
         try:
-            while not ended or self._credits:
+            while not ended or self._owes:
                 changed.clear()
-                why = self._gate.why_no_batch(self._limiter) if self._credits else "no credit"
+                why = self._why_no_batch()
                 if why is None:
-                    self._limiter.draw()
-                    self._credits -= 1
-                    await self._batches.send(self._batches.header.batch_size)
+                    await self._send()
                     continue
                 if reading is None and not ended:
                     reading = asyncio.ensure_future(_read_next(self._batches.context))
-                if self._credits:
+                if self._owes:
                     await self._say(why)
                 await self._until_moved(reading, changed)
                 self._batches.require_valid()
@@ -152,15 +153,33 @@ class PacedBatches:
                     request, reading = reading.result(), None
                     ended = request is grpc.aio.EOF
                     if not ended:
-                        await self._take(request)
+                        self._take(request)
         finally:
             if reading is not None:
                 reading.cancel()
                 with suppress(asyncio.CancelledError):
                     await reading
 
-    async def _take(self, request: replay_pb2.SampleRequest) -> None:
-        await self._batches.take(request)
+    @property
+    def _owes(self) -> bool:
+        return self._credits > 0 or self._batches.again > 0
+
+    def _why_no_batch(self) -> str | None:
+        """What the next batch waits for; None if it may be drawn. One that is asked for again has no pace."""
+        if self._batches.again:
+            return self._batches.source.shortage(self._gate.run.min_size)
+        return self._gate.why_no_batch(self._limiter) if self._credits else "no credit"
+
+    async def _send(self) -> None:
+        if self._batches.again:
+            await self._batches.send_again()
+            return
+        self._limiter.draw()
+        self._credits -= 1
+        await self._batches.send(self._batches.header.batch_size)
+
+    def _take(self, request: replay_pb2.SampleRequest) -> None:
+        self._batches.take(request)
         _require_credits(request.credits)
         if request.rows or request.own_rows:
             raise MalformedError("a Sample stream with a pace gives batches for credits, not by size")
@@ -172,7 +191,7 @@ class PacedBatches:
     async def _until_moved(self, reading: "asyncio.Future[Any] | None", changed: asyncio.Event) -> None:
         """Returns when a request has come or, while a batch is due, at a change."""
         waiting: set[asyncio.Future[Any]] = set() if reading is None else {reading}
-        if not self._credits:
+        if not self._owes:
             await asyncio.wait(waiting)
             return
         moved = asyncio.ensure_future(changed.wait())

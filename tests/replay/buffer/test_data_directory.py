@@ -1,5 +1,9 @@
 """A run in a data directory: what it refuses, what a restart finds, what a full disk does."""
 
+import os
+import struct
+from pathlib import Path
+
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
 from replay.buffer.runs_on_disk import TTL_S, join
@@ -14,7 +18,9 @@ from dase_grpc.errors import (
     StaleLeaseError,
 )
 from dase_grpc.progress import Progress
-from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.directory import FILE_BYTES, DataDirectory
+from dase_grpc.replay.buffer.ledger import PAGE, AlternatingRecord
+from dase_grpc.replay.buffer.mapped import MappedFile
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.schema import TransitionSchema
 
@@ -122,6 +128,35 @@ def test_a_lease_that_was_given_back_stays_so_and_says_why(runs):
     assert join(again).epoch == 2
 
 
+@pytest.mark.parametrize(("state", "finished"), [("finished", True), ("stopped", False)])
+def test_an_agent_that_has_finished_is_known_to_have_until_its_id_is_leased_again(runs, state, finished):
+    run = runs.start()
+    epoch = join(run).epoch
+    run.leases.renew(0, epoch, 1.0, progress=Progress(step=8, total_steps=8, state=state))
+    run.leases.leave(0, epoch, because=f"{state} after 8 steps")
+    runs.kill(run)
+    again = runs.start()
+    assert again.leases.finished(0) is finished
+    with pytest.raises(StaleLeaseError, match=f"{state} after 8 steps"):
+        again.leases.require(0, epoch)
+    assert not again.leases.finished(join(again).agent_id)
+    runs.kill(again)
+    assert not runs.start().leases.finished(0)
+
+
+def test_version_0_2_takes_the_lease_of_an_agent_that_has_finished_for_one_given_back(runs):
+    run = runs.start()
+    epoch = join(run).epoch
+    run.leases.renew(0, epoch, 1.0, progress=Progress(state="finished"))
+    run.leases.leave(0, epoch, because="done")
+    file = MappedFile.open(runs.path / "leases", FILE_BYTES)
+    record = AlternatingRecord(file, 0, PAGE)
+    file.close()
+    assert record.latest is not None
+    assert struct.unpack_from("<q?H", record.latest) == (epoch, True, len("node"))
+    assert record.latest.endswith(b"nodedone")
+
+
 def test_a_second_replay_on_the_same_directory_is_refused(runs):
     run = runs.start()
     with refuses(DataDirectoryError, str(runs.path), "in use by another replay"):
@@ -190,6 +225,20 @@ def test_a_start_that_was_killed_while_it_made_the_buffer_does_not_block_the_nex
     assert join(again, now=TTL_S + 1).epoch == 2
     assert again.store.ring.capacity == 20
     assert len(again.store.ring) == 0
+
+
+def test_a_buffer_counts_only_once_the_disk_has_all_of_its_files(runs, monkeypatch):
+    """A machine that stops then may not have the size of a file that was never synced."""
+    synced, sync = set[str](), os.fdatasync
+
+    def fdatasync(descriptor):
+        sync(descriptor)
+        if not (runs.path / "buffer.json").exists():
+            synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.removesuffix(".new"))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    join(runs.start())
+    assert synced == {"rows", "commits"}
 
 
 def test_after_an_orderly_stop_another_boot_finds_every_transition(runs):

@@ -1,10 +1,11 @@
 """A data directory that is only looked at, and how much disk it takes."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from store_cases import SCHEMA, rows_of
 
 from dase_grpc.errors import DataDirectoryError
@@ -38,6 +39,29 @@ def test_a_buffer_is_seen_while_a_replay_works_on_it_and_nothing_changes(tmp_pat
     assert found.identity.run_id == "run"
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     run.close()
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Makes files as they are for others than their owner: read-only, and the leases not even that."""
+    opened = os.open
+
+    def as_another(path, flags, *mode, **named):
+        if flags & os.O_RDWR or Path(path).name == "leases":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *mode, **named)
+
+    return lambda: monkeypatch.setattr(os, "open", as_another)
+
+
+def test_a_buffer_that_may_only_be_read_is_seen_as_it_is_but_cannot_be_gone_on_with(tmp_path, others):
+    begun(tmp_path, rows=4).close()
+    others()
+    found = inspect(tmp_path, boot_id="b")
+    assert found is not None
+    assert (found.transitions, found.writers) == (4, 1)
+    with refuses(DataDirectoryError, "rows cannot be opened (Permission denied); let this user in"):
+        inspect(tmp_path, boot_id="b", to_go_on=True)
 
 
 def test_after_the_machine_has_stopped_what_was_synced_is_told(tmp_path):

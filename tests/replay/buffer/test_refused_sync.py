@@ -75,6 +75,22 @@ def test_after_a_sync_that_failed_the_next_start_finds_what_the_last_good_one_na
     assert runs.start(boot_id="a third").store.committed("w", agent_id=0) == 8
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_where_the_disk_has_refused_a_lease_the_replay_leases_nothing_more_and_says_so(
+    runs, refusing, opened
+):
+    run = runs.start()
+    if opened:
+        join(run, wanted=1)
+    refusing.append("leases")
+    for attempt in (lambda: join(run), lambda: join(run), lambda: synced(run), run.close):
+        with refuses(DataDirectoryError, str(runs.path / "leases"), "check the disk"):
+            attempt()
+    runs.started.remove(run)
+    assert [lease.agent_id for lease in run.leases.all()] == [1] * opened
+    assert join(runs.start(now=100.0), now=111.0).epoch == 2  # whoever was refused may have had epoch 1
+
+
 def test_a_last_sync_that_fails_closes_the_files_all_the_same(runs, refusing):
     run = runs.start()
     join(run)

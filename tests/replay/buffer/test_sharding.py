@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import pytest
+from contracts.sentences import refuses
 from replay.wire.services import SCHEMA
 
 from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError
@@ -32,6 +33,12 @@ def test_a_shard_is_read_and_written_alike():
     assert Shard.parse("3/4") == Shard(3, 4)
     assert str(Shard(3, 4)) == "3/4"
     assert Shard(0, 1) == WHOLE
+
+
+def test_a_min_size_beyond_the_capacity_of_all_shards_is_refused_with_what_these_hold():
+    run = SharedRun("r", capacity=10, min_size=21, seed=0, ttl_s=10.0, shard=Shard(1, 2))
+    with refuses(CapacityError, "min_size = 21", "20 transitions", "2 shards of replay.capacity = 10 hold"):
+        run.join("node", wanted=0, run_id="", schema=SCHEMA, now=0.0)
 
 
 def test_a_directory_says_which_shard_it_holds_and_is_taken_as_no_other(tmp_path):

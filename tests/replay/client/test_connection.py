@@ -152,7 +152,7 @@ async def test_a_learner_that_stops_gives_a_draining_replay_up_at_once_and_a_sil
     target = await service.target()
     for error in (DrainingError("shutting down"), SILENT):
         connection = LearnerConnection(target, timeout_s=FOREVER_S, timing=Times(stopping_s=0.05))
-        connection.stopping = True
+        connection.note_stopping()
         with pytest.raises(type(error)):
             await Scripted(connection, error).run()
 

@@ -20,12 +20,13 @@ from dase_grpc.errors import (
 )
 from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.collected import CollectedSteps
-from dase_grpc.replay.client.connection import Away, Outage, Shards
+from dase_grpc.replay.client.connection import Away, Outage
 from dase_grpc.replay.client.handoff import Times, say_waits
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.link import GATHERED_ROWS, QUEUED_ROWS, ReplayLink, RowLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.sample import Pacing, Sampler
+from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.service import streams
 
 BATCH = 4

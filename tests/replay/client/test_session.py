@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from children import importing
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from nodes.learning_cases import QUICK
 from nodes.running import replay_node, store_at
 from patience import PATIENCE_S
@@ -16,6 +16,7 @@ from replay.wire.services import SCHEMA, WIDE, promptly, rows_of, serials_of, se
 
 from dase_grpc.errors import (
     AddressError,
+    ConfigError,
     DaseError,
     MalformedError,
     SchemaMismatchError,
@@ -26,6 +27,7 @@ from dase_grpc.replay.buffer.sharding import Shard
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.client.session import Session
 from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.service.sample import MAX_CREDITS
 
 
 def session_at(*services, **changes):
@@ -316,6 +318,24 @@ def test_what_cannot_be_used_is_refused_before_anything_is_asked(tmp_path):
         Session("localhost:1", schema=SCHEMA, credentials=credentials),
     ):
         pass
+
+
+@pytest.mark.parametrize("prefetch", [-3, 0, MAX_CREDITS + 1])
+def test_batches_drawn_ahead_that_no_service_could_send_are_refused(prefetch):
+    with refuses(ConfigError, f"prefetch = {prefetch}", f"1..{MAX_CREDITS}"):
+        Session("localhost:1", schema=SCHEMA, prefetch=prefetch)
+
+
+@pytest.mark.parametrize("prefetch", [1, MAX_CREDITS])
+async def test_batches_come_with_the_least_and_the_most_that_may_be_drawn_ahead(service, prefetch):
+    def program():
+        with session_at(service, prefetch=prefetch) as session:
+            session.store(rows_of(1, 1)[0])
+            while (batch := session.next()) is None:
+                pass
+            return batch
+
+    assert set(serials_of((await user(program))[0])) == {1}
 
 
 def test_a_program_with_a_session_loads_neither_torch_nor_gymnasium():

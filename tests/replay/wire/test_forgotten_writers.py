@@ -33,6 +33,22 @@ async def test_more_actors_than_the_table_takes_may_come_and_go(service):
     assert service.stored() == [*range(1, MAX_AGENT_WRITERS + 21)]
 
 
+async def test_however_many_streams_begin_before_their_first_rows_those_that_are_gone_make_room(service):
+    """As where a fleet of actors starts at once: at each header the table still had room for one."""
+    target, store = await service.target(), service.run.store
+    for number in range(MAX_AGENT_WRITERS - 10):
+        name = f"gone {number}"
+        store.append(name, 1, rows_of(1, 1), agent_id=0)
+        store.watch.leave((0, name))
+    new = [await Inserter(target, writer_id=f"new {number}").open() for number in range(20)]
+    async with asyncio.TaskGroup() as tasks:
+        for each in new:
+            tasks.create_task(each.receive())
+            await each.append(rows_of(2, 2))
+            await each.finish()
+    assert service.stored().count(2) == 20
+
+
 async def test_a_writer_that_was_forgotten_after_its_rows_were_stored_unheard_cannot_store_them_again(
     service,
 ):

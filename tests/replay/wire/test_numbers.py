@@ -1,11 +1,14 @@
 """Sample streams that read in place: numbers, the same rows, and again what was overwritten."""
 
+import asyncio
+
 import grpc
 import pytest
 from nodes.sharding_cases import connections_to, link_over, running, shards_serving, take
 from replay.wire.services import (
     answers,
     eventually,
+    insert,
     promptly,
     refusal,
     rows_of,
@@ -20,6 +23,7 @@ from dase_grpc.pace import Pace
 from dase_grpc.replay.buffer import ring_file
 from dase_grpc.replay.buffer.priorities import Prioritisation
 from dase_grpc.replay.buffer.sampling import Sampling
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.ring_reader import RingReader
 from dase_grpc.replay.client.sample import Pacing, Sampler
 from dase_grpc.replay.wire.v1 import replay_pb2
@@ -120,6 +124,27 @@ async def test_a_batch_that_was_overwritten_comes_without_rows_and_again_with_th
     assert (len(lost.rows), lost.overwritten) == (0, True)
     await sampler.grant(0, again=1)
     assert min(serials_of((await promptly(sampler.next())).rows)) > 40
+
+
+@pytest.mark.parametrize("pacing", [None, Pacing(Pace(1.0, 4, first_steps=2), used=0, held=0)])
+async def test_what_is_asked_for_again_waits_while_there_is_nothing_to_draw_from(service, pacing):
+    """Another agent's rows have overwritten what was drawn, and taken the place of all of the agent's own."""
+    target, store = await service.target(), service.run.store
+    await service.target(1)
+    service.fill(3)
+    sampler = Sampler(target, batch_size=8, sampling=WAYS["own rows"], in_place=True)
+    await sampler.open(credits=1, pacing=pacing)
+    await promptly(sampler.next())
+    await sampler.grant(1, used=1)
+    await eventually(lambda: store.traffic.sampled_total == 2 * 8)
+    store.append("other", 1, rows_of(1, store.ring.slots + 40, 1), agent_id=1)
+    assert (await promptly(sampler.next())).overwritten
+    await sampler.grant(0, again=1)
+    asking = asyncio.ensure_future(sampler.next())
+    await eventually(lambda: sampler.waiting is not None)
+    assert "waiting for a transition of agent 0" in (sampler.waiting or "")
+    await insert(Inserter(target, writer_id="w"), rows_of(7, 7))
+    assert serials_of((await promptly(asking)).rows) == [7] * 8
 
 
 async def test_what_is_asked_for_again_takes_nothing_from_a_pace(service):

@@ -169,6 +169,7 @@ class Interrupted:
 
     header = replay_pb2.SampleHeader(batch_size=2)
     agent_id = 3
+    again = 0
 
     def __init__(self):
         self.context = self
@@ -190,7 +191,7 @@ class Interrupted:
     def require_valid(self):
         pass
 
-    async def take(self, request):
+    def take(self, request):
         assert not request.priorities
 
     async def send(self, _):

@@ -258,8 +258,8 @@ class SampleRequest(_message.Message):
     on come as numbers. Stays so to the end of the stream.
     """
     again: _builtins.int
-    """As many batches that came as numbers had been overwritten when they were read. As many more come, at once and
-    with their rows; they use no credits, and take nothing from a pace.
+    """As many batches that came as numbers had been overwritten when they were read. As many more come, with
+    their rows and as soon as there are any to draw from; they use no credits, and take nothing from a pace.
     """
     @_builtins.property
     def header(self) -> Global___SampleHeader:
