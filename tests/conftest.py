@@ -30,6 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n logical`: one more than there are processors, for tests also wait."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what takes minutes, unless DASE_LONG is set."""
     if os.environ.get("DASE_LONG"):
