@@ -105,12 +105,13 @@ class ChildRun:
         self._take_rest()
         if code == 0:
             return
-        sentences = [line.removeprefix(ERROR_PREFIX) for line in self._said if line.startswith(ERROR_PREFIX)]
-        if code == USAGE_CODE and sentences:
-            raise UsageError(sentences[-1])
-        sentences = sentences or [line.partition(_OF_A_NODE)[2] for line in self._said if _OF_A_NODE in line]
+        own = [line.removeprefix(ERROR_PREFIX) for line in self._said if line.startswith(ERROR_PREFIX)]
+        if code == USAGE_CODE and own:
+            raise UsageError(own[-1])
+        of_nodes = [line.partition(_OF_A_NODE)[2] for line in self._said if _OF_A_NODE in line]
+        whole = [line for line in own if not line.endswith(":")]  # else the end of a node's log follows
         said = "\n".join(self._said)
-        raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{said}")
+        raise DaseError((whole or of_nodes or [f"the run ended with code {code}:\n{said}"])[-1])
 
     def _take_rest(self) -> None:
         """Waits until all that was said is passed on, unless what has left the run's group holds it up."""

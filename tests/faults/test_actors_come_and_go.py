@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 from dase_grpc.replay.wire.addresses import parse_address
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 
-STEPS, AHEAD, FIRST = 5_000, 100, 20
+STEPS, AHEAD, FIRST = 3_000, 100, 20
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 

@@ -39,6 +39,10 @@ def heard(say: Any) -> list[str]:
             "agent 0 broke",
         ),
         (["12:00:00 learner | error: agent 0 broke", "error: the run broke"], "the run broke"),
+        (
+            ["error: learner-0 ended; its log:", "12:00:00 learner | error: the port is taken"],
+            "the port is taken",
+        ),
         (["nothing of use"], "the run ended with code 1:\nnothing of use"),
     ],
 )

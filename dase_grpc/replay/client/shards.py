@@ -44,7 +44,10 @@ class Shards:
     @property
     def away(self) -> Outage | None:
         """See Connection."""
-        return self.outage if all(each.away is not None for each in self.connections) else None
+        outage = self.outage  # mostly none, and then nothing has to be asked
+        if outage is None or any(each.away is None for each in self.connections):
+            return None
+        return outage
 
     @property
     def complete(self) -> bool:
