@@ -1,6 +1,7 @@
 """Numbers, sizes, names, TOML and JSON as people write them; what cannot be used is a ValueError."""
 
 import json
+import math
 import re
 import reprlib
 import tomllib
@@ -18,6 +19,8 @@ BYTE_ORDER_MARK: Final = "\ufeff"
 _PREFIXES: Final = "kmgt"
 _COUNT: Final = re.compile(r"-?[0-9]{1,30}")
 _SIZE: Final = re.compile(rf"([0-9]{{1,30}}(?:\.[0-9]{{1,30}})?)\s*(?:([{_PREFIXES}])(i?))?b", re.IGNORECASE)
+
+_INFINITE: Final = "float"
 
 MAX_BYTES: Final = 200
 """Of a name in UTF-8; file systems allow 255, and what is being written has a longer name at first."""
@@ -58,6 +61,24 @@ def json_value(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def finite_json(value: Any) -> Any:
+    """The same without infinite numbers, for which JSON has no sign: they are tables, as {"float": "inf"}."""
+    if isinstance(value, float) and math.isinf(value):
+        return {_INFINITE: str(value)}
+    if isinstance(value, Mapping):
+        return {key: finite_json(each) for key, each in value.items()}
+    return [finite_json(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def with_infinite(value: Any) -> Any:
+    """What `finite_json` was made of."""
+    if isinstance(value, Mapping):
+        if len(value) == 1 and value.get(_INFINITE) in ("inf", "-inf"):
+            return float(value[_INFINITE])
+        return {key: with_infinite(each) for key, each in value.items()}
+    return [with_infinite(each) for each in value] if isinstance(value, list) else value
 
 
 def leaves(value: Any) -> Iterable[Any]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.texts import finite_json, with_infinite
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.directory import (
     CHECKPOINT_FILE,
@@ -84,7 +85,7 @@ class Checkpoint:
     def run_config(self) -> RunConfig:
         """The whole configuration of the run."""
         try:
-            return resolve(self._entry("config"))
+            return resolve(with_infinite(self._entry("config")))
         except DaseError as error:
             raise RunDirectoryError(f"{self.path} is of another version: {error}") from None
 
@@ -128,7 +129,7 @@ def describe(config: RunConfig, schema: TransitionSchema, *, agent_id: int, **mo
     """
     return {
         **more,
-        "config": config.model_dump(mode="json"),
+        "config": finite_json(config.model_dump(mode="json")),
         "schema": asdict(schema),
         "agent_id": agent_id,
     }

@@ -1,5 +1,7 @@
 """Whatever stands in a TOML or JSON text, it is read or refused in one sentence."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.config.resolve import read_toml
-from dase_grpc.config.texts import json_value, leaves, toml_file, toml_tables
+from dase_grpc.config.texts import finite_json, json_value, leaves, toml_file, toml_tables, with_infinite
 from dase_grpc.launch.experiments.file import read_experiment
 
 DEEP = 100_000
@@ -64,3 +66,9 @@ def test_a_toml_file_of_another_encoding_is_told_from_a_mistake_in_it(tmp_path: 
     with pytest.raises(ValueError, match=r"not UTF-8 text .*save it as UTF-8") as refused:
         toml_file(file)
     assert_one_sentence(refused.value)
+
+
+def test_infinite_numbers_pass_through_json_that_has_none():
+    value = {"range": [0.7, math.inf], "deeper": [{"low": -math.inf, "float": "inf or so", "whole": 3}]}
+    text = json.dumps(finite_json(value), allow_nan=False)
+    assert with_infinite(json_value(text)) == value

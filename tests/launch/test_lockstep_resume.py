@@ -31,7 +31,14 @@ from dase_grpc.errors import (
 from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE
 from dase_grpc.learning.envs.restarts import EnvironmentBroke, WatchedEnv
-from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, TRAINING_FILE, checkpoints, latest
+from dase_grpc.runs.checkpoint import (
+    METADATA_FILE,
+    STATE_FILE,
+    TRAINING_FILE,
+    checkpoints,
+    latest,
+    load_checkpoint,
+)
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.runs.rounds import newest_whole_round
@@ -62,6 +69,14 @@ def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
     half = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 60})})
     resumed = resume(train(tmp_path, half), steps=120)
     assert_equal(train(tmp_path, settings, "straight"), resumed, first_steps=60)
+
+
+def test_a_run_whose_environment_is_given_infinite_bounds_is_kept_and_goes_on(tmp_path):
+    settings = config("worlds:RaisesAtStep", env__kwargs={"at": math.inf}, train__agents=1, train__steps=60)
+    run = resume(train(tmp_path, settings), steps=90)
+    kept = load_checkpoint(latest(run.agent(0).checkpoints))
+    assert kept.run_config.env.kwargs == {"at": math.inf}
+    assert "Infinity" not in (kept.path / METADATA_FILE).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("step", at_steps(37, (1, 90), (19, 20, 30, 119)))

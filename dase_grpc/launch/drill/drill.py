@@ -26,6 +26,7 @@ from dase_grpc.learning.envs.make import close_env, make_env
 from dase_grpc.process.lifecycle import stop_event
 from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.progress import several
+from dase_grpc.runs.files import written
 
 PAUSE_S: Final = 0.002
 """How long each step of the environment waits, so that the processes of a drill do not starve each other."""
@@ -105,6 +106,8 @@ def drill_here(options: DrillOptions) -> int:
     if options.path is not None and options.path.exists():
         raise RunDirectoryError(f"{options.path} exists; choose another --dir for the drill")
     path = (options.path or Path(tempfile.mkdtemp(prefix="dase-drill-"))).absolute()
+    with written(f"the drill's folder {path}"):
+        path.mkdir(parents=True, exist_ok=True)
     result = DrillResult()
     try:
         config = drill_config(config, path)
@@ -125,11 +128,11 @@ def drill_here(options: DrillOptions) -> int:
 
 
 def _tidy(path: Path, result: DrillResult, console: Console, *, temporary: bool) -> None:
-    """Removes a temporary folder, unless it says why a drill failed."""
+    """Removes a temporary folder, unless it says why a drill failed, and one to which nothing came."""
     failed = result.failed or not (result.good or result.stopped)
     if (path / "logs").exists() and (failed or (result.stopped and not temporary)):
         say(console, f"logs, buffer and checkpoints are kept in {path}")
-    elif temporary:
+    elif temporary or not any(path.iterdir()):
         shutil.rmtree(path)
 
 

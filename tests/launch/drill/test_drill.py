@@ -6,10 +6,17 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from contracts.sentences import refuses
 from small import small_config
 
 from dase_grpc.config.resolve import resolve
-from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError, StaleLeaseError
+from dase_grpc.errors import (
+    EnvironmentSpecError,
+    NodeFailedError,
+    RunDirectoryError,
+    StaleLeaseError,
+    UsageError,
+)
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.drill.cluster import DrillLearner
 from dase_grpc.launch.drill.drill import (
@@ -89,6 +96,15 @@ def test_an_outcome_is_one_line():
 def test_a_folder_that_exists_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError, match="exists; choose another --dir"):
         drill_here(DrillOptions(small_config(), tmp_path))
+
+
+def test_a_folder_that_cannot_be_made_is_refused_and_one_to_which_nothing_came_is_taken_away(tmp_path):
+    (tmp_path / "file").touch()
+    with refuses(RunDirectoryError, "cannot write the drill's folder", "file/drill"):
+        drill_here(DrillOptions(small_config(), tmp_path / "file" / "drill"))
+    with pytest.raises(UsageError):
+        drill_here(DrillOptions(small_config("nowhere:Env"), tmp_path / "drill"))
+    assert not (tmp_path / "drill").exists()
 
 
 @pytest.mark.parametrize(
