@@ -244,7 +244,11 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_seal(document: Mapping[str, Any], what: str) -> None:
     """Checks a document's checksum; `what` begins the sentence that says it is wrong."""
-    if document.get(SEAL) != sealed(document)[SEAL]:
+    try:
+        sound = document.get(SEAL) == sealed(document)[SEAL]
+    except ValueError:  # NaN, which no sealed document holds
+        sound = False
+    if not sound:
         raise RunDirectoryError(f"{what} does not have the checksum that it names")
 
 

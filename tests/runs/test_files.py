@@ -11,7 +11,7 @@ from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs import files
-from dase_grpc.runs.files import FolderLock, last_line, staged_file
+from dase_grpc.runs.files import FolderLock, last_line, require_seal, sealed, staged_file
 
 HOLD = """
 import sys
@@ -113,3 +113,10 @@ def test_a_process_that_the_owner_forks_does_not_hold_the_lock(tmp_path):
             FolderLock.acquire(tmp_path)
         lock.close()
         FolderLock.acquire(tmp_path).close()
+
+
+def test_a_sealed_document_that_holds_nan_now_is_damaged() -> None:
+    document = sealed({"step": 3})
+    require_seal(document, "it")
+    with pytest.raises(RunDirectoryError, match="it does not have the checksum that it names"):
+        require_seal({**document, "step": float("nan")}, "it")

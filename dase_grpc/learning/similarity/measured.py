@@ -215,6 +215,8 @@ def weights_of(measure: Measure, context: Context, *, name: str) -> Tensor:
             f"the measure {name!r} returned shape {tuple(given.shape)} for {count} external rows; return one "
             f"weight for each, ({count},)"
         )
+    if given.layout is not torch.strided:
+        raise MeasureError(f"the measure {name!r} returned a sparse tensor; return a dense one")
     if given.is_complex():
         raise MeasureError(f"the measure {name!r} returned complex numbers; return real ones")
     return given.detach().to(device, torch.float64)

@@ -43,6 +43,7 @@ _LEGEND_COLUMNS: Final = 6
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dase",
+    "text.parse_math": False,
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",

@@ -28,6 +28,7 @@ GIVES = {
     "not_finite": lambda context: torch.full((len(context.external),), torch.nan),
     "infinite": lambda context: torch.full((len(context.external),), torch.inf),
     "negative": lambda context: torch.full((len(context.external),), -0.5),
+    "sparse": lambda context: torch.ones(len(context.external)).to_sparse(),
     "complex_ones": lambda context: torch.ones(len(context.external), dtype=torch.complex64),
 }
 globals().update(GIVES)
@@ -245,6 +246,7 @@ REFUSED = {
     "KeepsANumber": ("state_dict of the measure", "gave an object of type int as 'calls'", "give tensors"),
     "KeepsAList": ("state_dict of the measure", "gave an object of type list; give tensors by name"),
     "negative": ("the weight -0.5", "give none below 0"),
+    "sparse": ("returned a sparse tensor", "return a dense one"),
     "complex_ones": ("complex numbers", "return real ones"),
     "CONSTANT": ("is an object of type float", "name a function, or a class with __call__"),
     "HalfWay": ("has one of state_dict and load_state_dict", "give it both or neither"),

@@ -14,7 +14,7 @@ from dase_grpc.runs.curves import smoothed
 from dase_grpc.runs.reports.compare import compare
 from dase_grpc.runs.reports.comparison_plot import comparison_sheet as sheet
 from dase_grpc.runs.reports.comparison_tables import FILES, csv_files, page, write_comparison
-from dase_grpc.runs.reports.figures import PALETTE, PRINT
+from dase_grpc.runs.reports.figures import PALETTE, PRINT, Sheet
 
 
 @pytest.fixture
@@ -251,3 +251,12 @@ def test_published_points_are_solid_or_hollow(runs):
     assert faces["published: DASE K=5 (combination)"] == PRINT.paper
     assert faces["published: single"] in PALETTE
     assert not [label for label in in_total.get_legend_handles_labels()[1] if label.startswith("published")]
+
+
+def test_dollar_signs_in_names_are_no_mathematics() -> None:
+    sheet = Sheet(1)
+    sheet.axes[0].set_title("data/$HOME_$USER")
+    sheet.axes[0].plot([0, 1], [0, 1], label="$A_$B")
+    drawn = sheet.svg()
+    assert "data/$HOME_$USER" in drawn
+    assert "$A_$B" in drawn
