@@ -71,6 +71,15 @@ def _in_an_empty_folder(_elsewhere: Path) -> Iterator[None]:
         folder.rename(_elsewhere / f"written-{time.monotonic_ns()}")
 
 
+@pytest.fixture(autouse=True)
+def _leaves_the_variables(_in_an_empty_folder: None) -> Iterator[None]:
+    """No test leaves a variable to those that the same process runs after it."""
+    before = dict(os.environ)
+    yield
+    left = {name for name, _ in {*before.items()} ^ {*os.environ.items()}} - {"PYTEST_CURRENT_TEST"}
+    assert not left, f"the test has left variables otherwise: {', '.join(sorted(left))}"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""

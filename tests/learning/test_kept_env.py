@@ -104,6 +104,7 @@ def test_each_copy_is_made_where_the_first_was_although_that_one_has_moved(tmp_p
 
 def test_variables_stay_for_the_process_and_are_known_as_they_were_given(monkeypatch):
     name = "CHANGED_BY_AN_ENVIRONMENT"
+    monkeypatch.setenv(name, "noted, so that it is gone afterwards")
     for given in (None, "no"):
         monkeypatch.delenv(name, raising=False) if given is None else monkeypatch.setenv(name, given)
         make_env("meddling:Meddles", {"when": "constructor", "deeds": ("sets a variable",)}).close()

@@ -5,12 +5,13 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -181,12 +182,19 @@ def read_metrics(port: int) -> Mapping[str, float]:
     return found
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of loopback that a process may listen on, and that nobody else is given while the block runs.
+
+    Linux lets a listener bind where a socket that does not listen is bound, if both allow it.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port
 
 
 @dataclass
@@ -207,6 +215,7 @@ class DrillCluster:
     proxies: dict[int, Proxy] = field(default_factory=dict)
     _ways: dict[int, Address] = field(default_factory=dict)
     _started: int = 0
+    _reserved: ExitStack = field(default_factory=ExitStack)
 
     @property
     def data_dir(self) -> Path:
@@ -231,7 +240,7 @@ class DrillCluster:
 
     async def start_replay(self) -> None:
         """Starts the replay, on the port it had before; returns once it answers."""
-        self.replay_metrics_port = free_port()
+        self.replay_metrics_port = self._reserved.enter_context(reserved_port())
         arguments = node_arguments(
             "replay",
             listen=self.address,
@@ -257,7 +266,7 @@ class DrillCluster:
             own = f"agents/{agent_id}"  # the folders of other agents may be changing
             await asyncio.to_thread(shutil.copytree, before.run_dir / own, run_dir / own)
             shutil.copy(before.run_dir / RUN_FILE, run_dir / RUN_FILE)
-        port = free_port()
+        port = self._reserved.enter_context(reserved_port())
         arguments = node_arguments(
             "learner",
             replay=self._ways[agent_id],
@@ -340,7 +349,8 @@ class DrillCluster:
     async def close(self) -> None:
         """Kills whatever still runs, frozen or not."""
         nodes = [learner.node for learner in (*self.gone, *self.learners.values())]
-        await end_nodes([*nodes, *([self.replay] if self.replay else [])], within_s=0.0)
+        with self._reserved:
+            await end_nodes([*nodes, *([self.replay] if self.replay else [])], within_s=0.0)
 
     async def _answered(self) -> dict[int, cluster_pb2.AgentStatus]:
         """The status, or nothing while the replay does not answer."""

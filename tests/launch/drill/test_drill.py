@@ -2,6 +2,7 @@
 
 import json
 import random
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from dase_grpc.errors import (
     UsageError,
 )
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.drill.cluster import DrillLearner
+from dase_grpc.launch.drill.cluster import DrillLearner, reserved_port
 from dase_grpc.launch.drill.drill import (
     DrillOptions,
     DrillResult,
@@ -54,6 +55,16 @@ def test_each_member_of_a_mixed_ensemble_starts_early_and_stores_single_steps(tm
     ready = drill_config(resolve(settings, {"members": members}), tmp_path)
     assert [(member.start_steps, member.n_step) for member in ready.members] == [(100, 1)] * 2
     assert ready.algorithms == ("td3", "sac")
+
+
+def test_a_reserved_port_is_nobody_else_s_and_its_owner_may_listen_there_again_and_again():
+    with reserved_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):
+            socket.create_server(("127.0.0.1", port)).close()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("agents", [1, 2, 5])
