@@ -7,9 +7,11 @@ prints of NAME.csv among the results; one without results stays as it is.
 """
 
 import argparse
-import subprocess
+import importlib
+import io
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final
 
@@ -64,13 +66,18 @@ def shown(name: str, results: Path) -> str:
     Raises:
         PageError: it cannot read them.
     """
-    script = Path(__file__).with_name(f"{SCRIPTS.get(name, name)}.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "--show", str(results)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise PageError(done.stderr.strip())
-    return done.stdout
+    script = SCRIPTS.get(name, name)
+    printed, given = io.StringIO(), sys.argv
+    sys.argv = [script, "--show", str(results)]
+    try:
+        with redirect_stdout(printed):
+            importlib.import_module(script).main()
+    except SystemExit as ended:
+        if ended.code:
+            raise PageError(str(ended.code)) from None
+    finally:
+        sys.argv = given
+    return printed.getvalue()
 
 
 def filled(page: str, names: Sequence[str], results: Path) -> str:

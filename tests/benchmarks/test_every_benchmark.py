@@ -32,6 +32,20 @@ TINY = {
     "update_floor": "--quick",
     "updates": "--seconds=0.05",
 }
+LONG = {
+    "growth",
+    "in_place_stress",
+    "recovery",
+    "run_time",
+    "scale",
+    "serving",
+    "similarity_gate",
+    "similarity_study",
+    "soak",
+    "startup",
+    "update_floor",
+}
+"""What takes five seconds and more of a processor."""
 PAGES = ("performance.md", "scale.md")
 TOO_SHORT = {"soak": "looks at replay after the warm-up are too few; run longer"}
 """What looks at a buffer that was written round has nothing to say of a moment."""
@@ -59,9 +73,14 @@ def test_every_benchmark_is_run_here_or_says_why_not():
     assert programs() == TINY.keys() | NOT_HERE.keys()
 
 
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_what_takes_long_at_least_says_what_it_does(name, script, called):
+    assert "--" in called(script(name), "--help")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "run_time" else []) for name in TINY]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in TINY]
 )
 def test_a_benchmark_runs(name, tmp_path):
     for page in PAGES:

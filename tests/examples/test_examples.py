@@ -13,7 +13,9 @@ from nodes.learning_cases import status_of
 from nodes.processes import replay_process
 from patience import PATIENCE_S
 from small import small_flags
+from typer.testing import CliRunner
 
+from dase_grpc.cli.main import app
 from dase_grpc.replay.wire.addresses import parse_address
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_metrics
@@ -39,6 +41,17 @@ def python(*arguments: object, folder: Path) -> str:
     return answer.stdout
 
 
+def trained(name: str, *flags: str, folder: Path) -> RunDirectory:
+    """A short run in the example's environment, where the examples are found."""
+    command = ["train", "--lockstep", f"--name={name}", *small_flags("my_env:Cart"), *flags]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        patch.chdir(folder)
+        ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == 0, ended.output
+    return RunDirectory.open(folder / "runs" / name)
+
+
 def assert_shown(example: str, page: str) -> None:
     """The first code on a page is the example's."""
     shown, *_ = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
@@ -48,12 +61,7 @@ def assert_shown(example: str, page: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> RunDirectory:
-    """A short run in the example's environment."""
-    folder = tmp_path_factory.mktemp("examples")
-    python(
-        "-m", "dase_grpc", "train", "--lockstep", "--name", "cart", *small_flags("my_env:Cart"), folder=folder
-    )
-    return RunDirectory.open(folder / "runs" / "cart")
+    return trained("cart", folder=tmp_path_factory.mktemp("examples"))
 
 
 def test_the_own_environment_trains(run):
@@ -62,19 +70,15 @@ def test_the_own_environment_trains(run):
 
 
 def test_the_own_measure_weighs_by_age_and_is_what_its_page_shows(tmp_path):
-    flags = small_flags("my_env:Cart"), "--set=dps.measure=my_measure:fresh", "--set=dps.divergence=none"
-    command = "-m", "dase_grpc", "train", "--lockstep", "--name=fresh", *flags[0], *flags[1:]
-    python(*command, folder=tmp_path)
-    (agent, *_) = RunDirectory.open(tmp_path / "runs" / "fresh").agents()
+    flags = "--set=dps.measure=my_measure:fresh", "--set=dps.divergence=none"
+    (agent, *_) = trained("fresh", *flags, folder=tmp_path).agents()
     weight = read_metrics(agent.metrics.path)[-1]["similarity_weight"]
     assert 2 ** (-120 / 1_000) < weight < 1  # of λ = 1, after 120 updates at most
     assert_shown("my_measure.py", "measures.md")
 
 
 def test_the_own_agent_explores_otherwise_and_is_what_its_page_shows(tmp_path, run):
-    command = "-m", "dase_grpc", "train", "--lockstep", "--name=drift", *small_flags("my_env:Cart")
-    python(*command, "--set=agent.algorithm=my_agent:DriftingTD3", folder=tmp_path)
-    drifted = RunDirectory.open(tmp_path / "runs" / "drift")
+    drifted = trained("drift", "--set=agent.algorithm=my_agent:DriftingTD3", folder=tmp_path)
     ours, theirs = (read_metrics(each.agents()[0].metrics.path)[-1] for each in (drifted, run))
     assert ours["updates"] == theirs["updates"]
     assert ours["critic_loss"] != theirs["critic_loss"]
@@ -90,12 +94,6 @@ def test_runs_can_be_plotted(run, tmp_path):
     picture = tmp_path / "curves.png"
     python(EXAMPLES / "plot_run.py", run.path, "--out", picture, folder=tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_theory_can_be_drawn(tmp_path):
-    said = python(EXAMPLES / "theory.py", "--out", "theory.png", folder=tmp_path)
-    assert "λ = 0.3 " in said
-    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_own_learner_learns_and_each_of_its_steps_is_stored_once(tmp_path):

@@ -1,6 +1,7 @@
 """Theorem 1 and its corollary in small worlds, against exact solutions; docs/theory.md says what it means."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -310,3 +311,11 @@ def test_it_diverges_where_one_agent_stays_and_the_other_swaps():
     for _ in range(2000):
         values = learned(values)
     assert np.abs(values).max() < 1e-12, "weighting the update converges in the same world"
+
+
+def test_it_can_be_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(theory, "draw_convergence", partial(theory.draw_convergence, steps=400, every=20))
+    monkeypatch.setattr("sys.argv", ["theory.py", "--out", str(tmp_path / "theory.png")])
+    theory.main()
+    assert "λ = 0.3 " in capsys.readouterr().out
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")

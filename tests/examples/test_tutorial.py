@@ -14,6 +14,8 @@ from nodes.processes import NodeProcess, process, replay_process
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "tutorial").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STEPS = re.compile(r"(?<=steps|.size|every)( = |=| )([\d_]+)")
+USUAL = 2
+"""The pages before this one are followed each time, all with `make long`."""
 INSTALLS = "python3 -m venv"
 ADDRESS = "127.0.0.1:50051"
 
@@ -39,7 +41,14 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if number >= USUAL else [])
+        for number, page in enumerate(PAGES)
+    ],
+    ids=[page.stem for page in PAGES],
+)
 def test_a_page_can_be_followed(page, folder):
     for earlier in PAGES[: PAGES.index(page) + 1]:
         for _, name, text in blocks(earlier):

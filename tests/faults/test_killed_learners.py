@@ -42,7 +42,7 @@ async def test_the_learner_after_a_killed_one_trains_without_waiting_for_the_lea
         assert "Traceback" not in node.log
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_living_learner_is_not_unseated_from_its_own_folder_or_a_copy_of_it(
     storm, tmp_path, elsewhere
 ):

@@ -78,7 +78,9 @@ def pupil(root: Path, config: RunConfig, table: dict[int, Published]) -> float:
     return final_return(directory, 0)
 
 
-@pytest.mark.parametrize("algorithm", ["td3", pytest.param("ddpg", marks=pytest.mark.long), "sac"])
+@pytest.mark.parametrize(
+    "algorithm", ["td3", *(pytest.param(name, marks=pytest.mark.long) for name in ("ddpg", "sac"))]
+)
 def test_a_good_peer_teaches_within_few_updates(tmp_path, algorithm):
     teacher = taught(tmp_path, algorithm)
     alone, beside = [], []

@@ -161,9 +161,10 @@ def test_a_killed_learner_and_a_killed_replay_are_started_again_and_the_run_reac
     assert "started again once (killed by SIGKILL)" in run.directory.report.read_text()
 
 
+@pytest.mark.long  # tests/launch/test_lockstep_dpd.py and others do so in one process
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param((), id="cluster", marks=pytest.mark.long), pytest.param(("--lockstep",), id="lockstep")],
+    [pytest.param((), id="cluster"), pytest.param(("--lockstep",), id="lockstep")],
 )
 def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mode):
     # no batch before both have stored their 20 random steps, so neither can be done before the other comes
@@ -182,9 +183,10 @@ def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mo
     assert "Distillation" in run.directory.report.read_text()
 
 
+@pytest.mark.long  # tests/launch/test_lockstep_dpd.py and others do so in one process
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param((), id="cluster", marks=pytest.mark.long), pytest.param(("--lockstep",), id="lockstep")],
+    [pytest.param((), id="cluster"), pytest.param(("--lockstep",), id="lockstep")],
 )
 def test_agents_of_different_algorithms_share_one_buffer(train, mode):
     # no batch before all have stored their 20 random steps, so none can be done before the others come
