@@ -180,6 +180,8 @@ class RunDirectory:
         run, found = (tables.pop(name, {}) for name in _ADDED_TABLES)
         if not tables or not isinstance(run, dict) or not isinstance(found, dict):
             raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
+        if not isinstance(run.get("resumed", []), list):
+            raise RunDirectoryError(f"{file} is damaged: resumed in its table [run] is no list")
         try:
             config = resolve(tables)
         except ConfigError as error:

@@ -183,7 +183,9 @@ def _segment(folder: Path, segment: Segment) -> str:
 
 def _array(path: Path) -> str:
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from None
-    return f"{several(len(rows), 'transition')}"
+        rows = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a header is Python, of which NumPy lets out what its parser raises
+        raise RunDirectoryError(f"{path} is damaged: it is no array of NumPy ({error})") from error
+    if rows.ndim != 2:
+        raise RunDirectoryError(f"{path} is damaged: it holds no rows")
+    return several(len(rows), "transition")
