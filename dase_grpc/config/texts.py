@@ -28,6 +28,8 @@ _TOO_DEEP: Final = "it is nested too deeply"
 
 MAX_BYTES: Final = 200
 """Of a name in UTF-8; file systems allow 255, and what is being written has a longer name at first."""
+PLAIN_FOLDER: Final = f"use a plain folder name of at most {MAX_BYTES} bytes that begins with no dot"
+"""What to do about a name that `names_a_folder` is false of."""
 
 
 def toml_file(path: Path) -> dict[str, Any]:
@@ -149,8 +151,9 @@ def size_bytes(text: str) -> int:
 def names_a_folder(name: str) -> bool:
     """Whether `name` is one plain path component, so that it cannot lead out of the folder it is put in.
 
-    It has at most MAX_BYTES, is not blank, and every character can be printed.
+    It has at most MAX_BYTES, is not blank, and every character can be printed. Hidden folders are not looked
+    into where runs are sought, so it begins with no dot.
     """
     if not name.isprintable() or len(name.encode(errors="replace")) > MAX_BYTES:
         return False
-    return bool(name.strip()) and name not in (".", "..") and Path(name).name == name
+    return bool(name.strip()) and not name.startswith(".") and Path(name).name == name

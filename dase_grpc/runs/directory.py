@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import tomli_w
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
+from dase_grpc.config.texts import PLAIN_FOLDER, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
@@ -140,9 +140,7 @@ class RunDirectory:
                 or it cannot be written.
         """
         if not names_a_folder(name):
-            raise RunDirectoryError(
-                f"{name!r} cannot name a run; use a plain folder name of at most {MAX_BYTES} bytes"
-            )
+            raise RunDirectoryError(f"{name!r} cannot name a run; {PLAIN_FOLDER}")
         run = {
             "name": name,
             "created": (created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),

@@ -69,7 +69,7 @@ def test_create_takes_an_empty_directory_and_leaves_nothing_beside_the_run(
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["run.toml"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", ".hidden"])
 def test_create_refuses_a_name_that_is_no_folder_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match="use a plain folder name"):
         create(tmp_path, name)

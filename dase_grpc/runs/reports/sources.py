@@ -246,14 +246,18 @@ def described(group: Group, keys: Sequence[str]) -> str:
 def _below(path: Path) -> Iterable[Path]:
     """A run holds no other runs, so the search ends where it finds one; hidden folders hold none to compare.
 
-    Runs that are being made and tries that an experiment has set aside lie in hidden folders.
+    Runs that are being made and tries that an experiment has set aside lie in hidden folders. Links are
+    followed, after what lies there itself, and no folder is entered twice, so a link to one above ends.
     """
-    for folder, inner, files in os.walk(path, onerror=_require_readable):
+    entered: set[str] = set()
+    for folder, inner, files in os.walk(path, onerror=_require_readable, followlinks=True):
+        here, place = Path(folder), os.path.realpath(folder)
         if RUN_FILE in files:
-            inner.clear()
-            yield Path(folder)
-        else:
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield here
+        ends = RUN_FILE in files or place in entered
+        shown = [] if ends else [here / name for name in inner if not name.startswith(".")]
+        inner[:] = [each.name for each in sorted(shown, key=lambda each: (each.is_symlink(), each))]
+        entered.add(place)
 
 
 def _require_readable(error: OSError) -> None:

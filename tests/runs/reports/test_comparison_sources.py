@@ -22,6 +22,17 @@ def test_runs_are_found_however_deep_and_once_each(tmp_path: Path) -> None:
     assert find_runs([tmp_path, first, tmp_path / "c" / ".." / "c"]) == [first, second]
 
 
+def test_linked_runs_and_folders_of_runs_are_found_once_and_a_link_to_above_ends(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    first = write_run(there, "first", flat(1))
+    second = write_run(there / "more", "second", flat(2))
+    third = write_run(here / "own", "third", flat(3))
+    for link, target in (("a", first), ("latest", third), ("own/more", there / "more"), ("own/up", here)):
+        (here / link).symlink_to(target)
+    assert find_runs([here]) == [third, here / "own" / "more" / "second", here / "a"]
+    assert [run.resolve() for run in find_runs([there, here])] == [first, second, third]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
