@@ -119,10 +119,11 @@ def test_a_copy_is_no_second_sample_and_another_seed_with_the_same_numbers_is(tm
     copy = write_run(tmp_path, "copy", flat(1), seed=0)
     other = write_run(tmp_path, "other", flat(1), seed=1)
     again = write_run(tmp_path, "again", flat(2), seed=0)
-    runs, left_out = read_runs([first, copy, other, again])
+    on_disk = write_run(tmp_path, "on-disk", flat(1), seed=0, settings={"replay": {"storage": "disk"}})
+    runs, left_out = read_runs([first, copy, other, again, on_disk])
     assert [run.path for run in runs] == [first, other, again]
     assert "are those of" in str(left_out[0])
-    assert left_out[0].path == copy
+    assert [each.path for each in left_out] == [copy, on_disk]
 
 
 def test_a_growing_file_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
