@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.logs import Floats
+from dase_grpc.runs.reports.figures import xml_text
 
 NUMBERED_CELLS: Final = 12
 SHOWN_CELLS: Final = 64
@@ -35,7 +36,7 @@ def page(
 ) -> str:
     """The whole page, which needs nothing beside it; values are what the template names besides."""
     found = _templates().get_template(template)
-    return found.render(title=title, heading=heading, subtitle=subtitle, facts=facts, **values)
+    return xml_text(found.render(title=title, heading=heading, subtitle=subtitle, facts=facts, **values))
 
 
 def heat_map(weights: Floats) -> list[list[dict[str, Any] | None]]:
