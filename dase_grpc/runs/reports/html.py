@@ -13,6 +13,8 @@ from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.logs import Floats
 from dase_grpc.runs.reports.figures import xml_text
 
+_LONG: Final = 1e15
+"""Numbers from here on have too many digits to be read."""
 NUMBERED_CELLS: Final = 12
 SHOWN_CELLS: Final = 64
 
@@ -53,7 +55,8 @@ def number(value: float | None, digits: int = 1) -> str:
     """A number for a table; a dash for None and NaN."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,.{digits}f}".replace("-", "−")
+    text = f"{value:,.{digits}f}" if abs(value) < _LONG else f"{value:.3e}"
+    return text.replace("-", "−")
 
 
 def digits(values: Floats) -> int:

@@ -16,13 +16,11 @@ from dase_grpc.config.algorithms import algorithm_name
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.curves import Series, returns, shared_curves
+from dase_grpc.runs.curves import LARGEST, Series, mean_of, returns, shared_curves
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.lookup import WHAT_IT_IS, require_folders
 
-LARGEST: Final = 1e100
-"""Returns whose squares and sums are numbers still."""
 SAME_EXPERIMENT: Final = frozenset(
     {
         "train.steps",
@@ -281,8 +279,6 @@ def _read(path: Path) -> SourceRun:
     agents = [returns(read_evaluations(agent.evaluations.path)) for agent in run.agents()]
     evaluated = [curve for curve in agents if len(curve)]
     shared = shared_curves(evaluated)
-    with np.errstate(all="ignore"):  # what is not finite leaves the run out
-        mean = shared.value.mean(axis=0) if len(shared.value) else np.empty(0)
     last = min((int(curve.step[-1]) for curve in evaluated), default=0)
     return SourceRun(
         path=path,
@@ -290,7 +286,7 @@ def _read(path: Path) -> SourceRun:
         mode=str(run.run.get("mode", "")),
         config=run.config,
         versions=run.versions,
-        curve=Series(shared.step, mean),
+        curve=Series(shared.step, mean_of(shared.value) if len(shared.value) else np.empty(0)),
         evaluated=len(evaluated),
         finished=len(evaluated) >= run.config.train.agents and last >= run.config.train.steps,
     )
