@@ -1,6 +1,6 @@
 """The verification of a run's files: what is damaged, and from where the run can be resumed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.progress import several
-from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
+from dase_grpc.runs.checkpoint import Checkpoint, load_checkpoint, newest_sound
 from dase_grpc.runs.directory import (
     IN_ROUNDS,
     RUN_FILE,
@@ -78,11 +78,14 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
 
 def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
     if run.run.get("mode") in IN_ROUNDS:
-        steps = set(newest_whole_round(run).round.steps)
-        return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
+        whole_round = newest_whole_round(run)
+        _require_settings(run, whole_round.checkpoints)
+        steps = sorted(set(whole_round.round.steps))
+        return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in steps)}"
     found = {agent: newest_sound(run.agent(agent).checkpoints)[0] for agent in range(run.config.train.agents)}
     if not any(found.values()):
         raise RunDirectoryError(f"no agent of {run.path} has a checkpoint that is whole")
+    _require_settings(run, filter(None, found.values()))
     whole = [
         f"agent {agent} anew, since it has no whole checkpoint"
         if each is None
@@ -94,6 +97,12 @@ def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
     if buffer[0].problem is not None:
         return f"{', '.join(whole)}; the buffer is damaged, so only with --empty-buffer"
     return f"{', '.join(whole)}; the {buffer[0].content}"
+
+
+def _require_settings(run: RunDirectory, checkpoints: Iterable[Checkpoint]) -> None:
+    """As `dase resume` checks what it would go on from."""
+    for each in checkpoints:
+        require_same_settings(each.run_config, run.config, of=str(each))
 
 
 def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
@@ -164,7 +173,7 @@ def _checkpoint(run: RunDirectory, agent: AgentDirectory, path: Path) -> str:
             f"{path} is that of agent {checkpoint.agent_id} after {several(checkpoint.step, 'step')}, "
             f"so it lies wrong"
         )
-    require_same_settings(checkpoint.run_config, run.config, of=str(checkpoint))
+    _require_settings(run, [checkpoint])
     return f"checkpoint, {len(checkpoint.tensors) + len(checkpoint.training_tensors)} tensors"
 
 

@@ -151,6 +151,19 @@ def test_a_checkpoint_in_another_agents_folder_or_of_other_settings_is_found(run
     )
 
 
+@pytest.mark.parametrize("mode", ["lockstep", "cluster"])
+@pytest.mark.parametrize(
+    ("then", "now"), [("seed = 0", "seed = 5"), ('id = "worlds:PointGoal"', 'id = "Pendulum-v1"')]
+)
+def test_a_run_whose_settings_were_changed_cannot_be_resumed_as_resume_says(run, capsys, mode, then, now):
+    file = run.path / RUN_FILE
+    assert then in file.read_text()
+    file.write_text(file.read_text().replace('mode = "lockstep"', f'mode = "{mode}"').replace(then, now, 1))
+    code, text = shown(run, capsys)
+    assert code == 2
+    assert "cannot be resumed: agent 0 at step 120 learned with other settings" in text
+
+
 def test_a_damaged_run_toml_is_all_that_is_said(run, capsys):
     (run.path / RUN_FILE).write_text("[run")
     code, text = shown(run, capsys)
