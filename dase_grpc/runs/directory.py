@@ -270,10 +270,15 @@ class RunDirectory:
         return agent_directory(self.path, agent_id)
 
     def agents(self) -> list[AgentDirectory]:
-        """The agents that have a directory, by id."""
+        """The agents of the run that have a directory, by id."""
+        found = map(self.agent, range(self.config.train.agents))
+        return [agent for agent in found if agent.path.is_dir()]
+
+    def strays(self) -> list[Path]:
+        """Folders beside those of the agents that have a number for a name and are no agent's of the run."""
+        own = {self.agent(agent_id).path for agent_id in range(self.config.train.agents)}
         found = (self.path / "agents").glob("*")
-        ids = sorted(int(path.name) for path in found if path.is_dir() and path.name.isdecimal())
-        return [self.agent(agent_id) for agent_id in ids]
+        return sorted(path for path in found if path.name.isdecimal() and path not in own)
 
 
 def versions() -> dict[str, str]:

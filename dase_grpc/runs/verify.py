@@ -63,13 +63,14 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
     except RunDirectoryError as error:
         return Verification((Finding(path / RUN_FILE, "settings", str(error)),), None, str(error))
     settings = Finding(path / RUN_FILE, f"settings, {several(run.config.train.agents, 'agent')}")
-    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
-    agents = (finding for agent_id in sorted(ids) for finding in _of_agent(run, run.agent(agent_id)))
+    ids = range(run.config.train.agents)
+    agents = [finding for agent_id in ids for finding in _of_agent(run, run.agent(agent_id))]
+    strays = [Finding(path, "", _no_agent_of(run, path)) for path in run.strays()]
     kept = _checked(run.replay, lambda: kept_buffer(run.replay) or "")
     buffer = [kept] if kept.content or kept.problem else []
     restarts = [_checked(run.restarts, partial(_restarts, run))] if run.restarts.exists() else []
     scores = [_checked(run.scores, partial(_scores, run))] if run.scores.exists() else []
-    findings = (settings, *agents, *_of_buffer(run), *buffer, *restarts, *scores)
+    findings = (settings, *agents, *strays, *_of_buffer(run), *buffer, *restarts, *scores)
     try:
         return Verification(findings, _resumable(run, buffer), "")
     except DaseError as error:
@@ -113,6 +114,12 @@ def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
     yield _checked(agent.metrics.path, lambda: _metrics(agent))
     for path in checkpoint_paths(agent.checkpoints).values():
         yield _checked(path, partial(_checkpoint, run, agent, path))
+
+
+def _no_agent_of(run: RunDirectory, path: Path) -> str:
+    last = run.config.train.agents - 1
+    ids = f"agents are 0..{last}" if last else "agent is 0"
+    return f"{path} is no agent's of this run, whose {ids}, so nothing reads it; move it away"
 
 
 def _of_buffer(run: RunDirectory) -> Iterator[Finding]:

@@ -8,6 +8,9 @@ from rich.console import Console
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.checks import verify_here
+from dase_grpc.launch.evaluate import find_checkpoints
+from dase_grpc.runs.checkpoint import latest
+from dase_grpc.runs.curves import AgentFiles
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.verify import verify
 
@@ -162,6 +165,20 @@ def test_a_run_whose_settings_were_changed_cannot_be_resumed_as_resume_says(run,
     code, text = shown(run, capsys)
     assert code == 2
     assert "cannot be resumed: agent 0 at step 120 learned with other settings" in text
+
+
+def test_the_folder_of_an_agent_that_the_run_does_not_have_is_said_and_not_read(run, capsys):
+    shutil.copytree(run.agent(0).path, run.agent(7).path)
+    (run.agent(7).evaluations.path).write_text("nonsense\n")
+    code, text = shown(run, capsys)
+    assert code == 1
+    assert "agents/7 is no agent's of this run, whose agents are 0..1, so nothing reads it; move it away" in (
+        text.replace("\n", " ")
+    )
+    assert text.count("agents/7") == 2
+    assert "can be resumed: all agents and the buffer from step 120" in text
+    assert find_checkpoints(run.path) == [latest(run.agent(each).checkpoints) for each in (0, 1)]
+    assert len(AgentFiles.read(run.agents()[-1]).evaluations) == 5
 
 
 def test_a_damaged_run_toml_is_all_that_is_said(run, capsys):

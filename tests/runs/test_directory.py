@@ -145,11 +145,12 @@ def test_the_layout_is_that_of_the_design(tmp_path: Path) -> None:
 
 
 def test_agents_come_by_number_and_foreign_folders_are_left_out(tmp_path: Path) -> None:
-    run = create(tmp_path)
-    assert run.agents() == []
-    for name in ("10", "2", "0", "backup"):
+    run = create(tmp_path, config=resolve({"train": {"agents": 11}}))
+    assert run.agents() == run.strays() == []
+    for name in ("10", "2", "0", "00", "11", "backup"):
         (run.path / "agents" / name).mkdir(parents=True)
     assert [agent.agent_id for agent in run.agents()] == [0, 2, 10]
+    assert [path.name for path in run.strays()] == ["00", "11"]
 
 
 def test_the_time_of_creation_is_now_unless_given(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_the_palette_has_no_colour_twice():
 @pytest.mark.slow
 def test_a_short_run_shows_its_last_score_and_no_final_one(tmp_path):
     """Of 45 evaluations 19 follow step 25,000, of 46 one more."""
-    settings = {"train": {"agents": 1}, "agent": {"start_steps": 25_000}}
+    settings = {"train": {"agents": 2}, "agent": {"start_steps": 25_000}}
     text = text_of(make_run(tmp_path, settings, (45, 1), (46, 1)))
     assert row_of(text, "agent 0") == ["440.0", "–", "0.0", "440.0", "45"]
     assert row_of(text, "agent 1") == ["450.0", "405.0", "0.0", "450.0", "46"]
