@@ -22,8 +22,14 @@ _SIZE: Final = re.compile(rf"([0-9]{{1,30}}(?:\.[0-9]{{1,30}})?)\s*(?:([{_PREFIX
 
 _INFINITE: Final = "float"
 
+MAX_DEPTH: Final = 100
+"""Of tables and lists within each other, in JSON and TOML."""
+_TOO_DEEP: Final = "it is nested too deeply"
+
 MAX_BYTES: Final = 200
 """Of a name in UTF-8; file systems allow 255, and what is being written has a longer name at first."""
+PLAIN_FOLDER: Final = f"use a plain folder name of at most {MAX_BYTES} bytes that begins with no dot"
+"""What to do about a name that `names_a_folder` is false of."""
 
 
 def toml_file(path: Path) -> dict[str, Any]:
@@ -44,11 +50,12 @@ def toml_tables(text: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:  # Python reads no decimal number of thousands of digits
         raise ValueError("a whole number in it has more than 64 bits") from None
+    _require_shallow(tables)
     numbers = (leaf for leaf in leaves(tables) if isinstance(leaf, int))
     if not all(-INTEGER_LIMIT <= number < INTEGER_LIMIT for number in numbers):
         raise ValueError("a whole number in it has more than 64 bits")
@@ -58,9 +65,26 @@ def toml_tables(text: str) -> dict[str, Any]:
 def json_value(text: str) -> Any:
     """The value of a JSON text; what is none, or is nested too deeply, is a ValueError."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
+    _require_shallow(value)
+    return value
+
+
+def _require_shallow(value: Any) -> None:
+    """Refuses what is read and yet so deep that going through it comes to the end of Python's stack."""
+    held = [value]
+    for _ in range(MAX_DEPTH):
+        tables = (each.values() if isinstance(each, dict) else each for each in held if _holds(each))
+        held = [each for table in tables for each in table]
+        if not held:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (dict, list))
 
 
 def finite_json(value: Any) -> Any:
@@ -127,8 +151,9 @@ def size_bytes(text: str) -> int:
 def names_a_folder(name: str) -> bool:
     """Whether `name` is one plain path component, so that it cannot lead out of the folder it is put in.
 
-    It has at most MAX_BYTES, is not blank, and every character can be printed.
+    It has at most MAX_BYTES, is not blank, and every character can be printed. Hidden folders are not looked
+    into where runs are sought, so it begins with no dot.
     """
     if not name.isprintable() or len(name.encode(errors="replace")) > MAX_BYTES:
         return False
-    return bool(name.strip()) and name not in (".", "..") and Path(name).name == name
+    return bool(name.strip()) and not name.startswith(".") and Path(name).name == name

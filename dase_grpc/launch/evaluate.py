@@ -289,8 +289,7 @@ def _best_of(folder: Path) -> Path | None:
 
 
 def _folders_of(run: RunDirectory) -> list[Path]:
-    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
-    folders = {agent_id: run.agent(agent_id).checkpoints for agent_id in sorted(ids)}
+    folders = {agent_id: run.agent(agent_id).checkpoints for agent_id in range(run.config.train.agents)}
     missing = [str(agent_id) for agent_id, folder in folders.items() if latest(folder) is None]
     if missing and len(missing) < len(folders):
         _log.warning("left out for lack of a checkpoint: agent %s", ", ".join(missing))

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dase_grpc.config.texts import names_a_folder, transitions
+from dase_grpc.config.texts import PLAIN_FOLDER, names_a_folder, transitions
 from dase_grpc.errors import CapacityError, ConfigError
 from dase_grpc.nodes.options import DEFAULT_ADDRESS, RunNodeOptions, ServiceOptions, flag
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
@@ -95,9 +95,7 @@ class ReplayOptions(RunNodeOptions, ServiceOptions):
                 raise ConfigError(f"--shard {shard} needs --run-id, the same at every shard")
             return replace(options, run_id=f"run-{secrets.token_hex(4)}")
         if not names_a_folder(options.run_id):
-            raise ConfigError(
-                f"--run-id {options.run_id!r} names a folder of results; use a plain folder name"
-            )
+            raise ConfigError(f"--run-id {options.run_id!r} names a folder of results; {PLAIN_FOLDER}")
         return options
 
 

@@ -12,6 +12,8 @@ from dase_grpc.runs.directory import EVALUATOR_MODE, AgentDirectory, RunDirector
 from dase_grpc.runs.logs import Evaluations, Floats, Ints, read_evaluations, read_metrics
 
 SMOOTHING: Final = 25
+LARGEST: Final = 1e100
+"""Numbers whose squares and sums are numbers still; those beyond are neither drawn nor compared."""
 FINAL: Final = 10
 FINAL_FROM: Final = 2 * FINAL
 """Evaluations after the random steps from which on the mean of the last 10 says how an agent ended."""
@@ -97,6 +99,18 @@ def shared_curves(agents: Sequence[Series]) -> Series:
     return Series(step, np.stack([agent.value[np.isin(agent.step, step)] for agent in present]))
 
 
+def mean_of(values: Floats) -> Floats:
+    """The mean over the first axis, also where the sum is beyond all numbers."""
+    with np.errstate(all="ignore"):
+        plain: Floats = values.mean(axis=0)
+        return np.where(np.isfinite(plain), plain, (values / len(values)).sum(axis=0))
+
+
+def drawable(series: Series) -> Series:
+    """The series with NaN in place of numbers beyond LARGEST, which no axis can hold."""
+    return Series(series.step, np.where(np.abs(series.value) > LARGEST, np.nan, series.value))
+
+
 def spread(values: Floats) -> Floats:
     """The standard deviation (n−1) over the first axis; zeros where that has one entry."""
     if len(values) < 2:
@@ -108,7 +122,7 @@ def spread(values: Floats) -> Floats:
 
 def final_score(curve: Series) -> float:
     """The mean of the last 10 evaluations, or of all when there are fewer; there is at least one."""
-    return float(curve.value[-FINAL:].mean())
+    return float(mean_of(curve.value[-FINAL:]))
 
 
 def area(curve: Series) -> float:
@@ -153,7 +167,7 @@ def peers_of(agent: int, records: Sequence[Mapping[str, Any]], key: str = "simil
 
 def recent(series: Series) -> float | None:
     """The mean over the last quarter of the records; None without any."""
-    return float(series.value[-max(1, len(series) // 4) :].mean()) if len(series) else None
+    return float(mean_of(series.value[-max(1, len(series) // 4) :])) if len(series) else None
 
 
 def recent_weights(agents: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[int], Floats]:

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import tomli_w
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
+from dase_grpc.config.texts import PLAIN_FOLDER, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
@@ -140,9 +140,7 @@ class RunDirectory:
                 or it cannot be written.
         """
         if not names_a_folder(name):
-            raise RunDirectoryError(
-                f"{name!r} cannot name a run; use a plain folder name of at most {MAX_BYTES} bytes"
-            )
+            raise RunDirectoryError(f"{name!r} cannot name a run; {PLAIN_FOLDER}")
         run = {
             "name": name,
             "created": (created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),
@@ -180,6 +178,8 @@ class RunDirectory:
         run, found = (tables.pop(name, {}) for name in _ADDED_TABLES)
         if not tables or not isinstance(run, dict) or not isinstance(found, dict):
             raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
+        if not isinstance(run.get("resumed", []), list):
+            raise RunDirectoryError(f"{file} is damaged: resumed in its table [run] is no list")
         try:
             config = resolve(tables)
         except ConfigError as error:
@@ -270,10 +270,15 @@ class RunDirectory:
         return agent_directory(self.path, agent_id)
 
     def agents(self) -> list[AgentDirectory]:
-        """The agents that have a directory, by id."""
+        """The agents of the run that have a directory, by id."""
+        found = map(self.agent, range(self.config.train.agents))
+        return [agent for agent in found if agent.path.is_dir()]
+
+    def strays(self) -> list[Path]:
+        """Folders beside those of the agents that have a number for a name and are no agent's of the run."""
+        own = {self.agent(agent_id).path for agent_id in range(self.config.train.agents)}
         found = (self.path / "agents").glob("*")
-        ids = sorted(int(path.name) for path in found if path.is_dir() and path.name.isdecimal())
-        return [self.agent(agent_id) for agent_id in ids]
+        return sorted(path for path in found if path.name.isdecimal() and path not in own)
 
 
 def versions() -> dict[str, str]:

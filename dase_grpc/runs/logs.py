@@ -1,4 +1,4 @@
-"""evaluations.csv, metrics.jsonl and restarts.jsonl: the logs of a run, one line per event."""
+"""evaluations.csv, metrics.jsonl, restarts.jsonl and scores.jsonl: the logs of a run, one line per event."""
 
 import json
 import math
@@ -23,8 +23,11 @@ COLUMNS: Final = ("step", "return_mean", "return_std", "episodes", "wall_seconds
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_TABLES: Final = ("similarity", "refused")
-_COUNTS: Final = ("step", "wall_seconds")
+_BY_REASON: Final = ("refused", "env_restarts")
+_BY_SOURCE: Final = ("similarity", "divergence_covariance_by_source", "divergence_mean_by_source")
+_TABLES: Final = (*_BY_REASON, *_BY_SOURCE)
+_MAX_DIGITS: Final = 9
+"""Of an agent's id."""
 _T = TypeVar("_T")
 
 
@@ -75,7 +78,7 @@ def read_evaluations(path: Path) -> Evaluations:
     lines = whole_lines(path)
     if lines and lines[0] != ",".join(COLUMNS):
         raise RunDirectoryError(f"{path} is damaged: its first line is not {','.join(COLUMNS)!r}")
-    rows = [_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+    rows = [_sound_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     table = np.array(rows, np.float64).reshape(-1, len(COLUMNS))
     return Evaluations(
         step=table[:, 0].astype(np.int64),
@@ -86,13 +89,24 @@ def read_evaluations(path: Path) -> Evaluations:
     )
 
 
-def _row(path: Path, number: int, line: str) -> tuple[float, ...]:
+def evaluation_row(line: str) -> EvaluationRow:
+    """What a line of evaluations.csv stands for; a ValueError where it is none that `append` writes."""
+    step, mean, std, episodes, wall = line.split(",")
+    counts, seconds = (int(step), int(episodes)), float(wall)
+    if not all(map(_is_count, counts)) or not 0 <= seconds < math.inf:
+        raise ValueError("a count or a time that there is not")
+    return EvaluationRow(
+        step=counts[0],
+        return_mean=float(mean),
+        return_std=float(std),
+        episodes=counts[1],
+        wall_seconds=seconds,
+    )
+
+
+def _sound_row(path: Path, number: int, line: str) -> tuple[Any, ...]:
     try:
-        step, mean, std, episodes, wall = line.split(",")
-        counts = int(step), int(episodes)
-        if not all(0 <= count < MAX_COUNT for count in counts):
-            raise ValueError
-        return counts[0], float(mean), float(std), counts[1], float(wall)
+        return tuple(evaluation_row(line).values())
     except ValueError:
         raise RunDirectoryError(f"{path} is damaged: line {number} is not {len(COLUMNS)} numbers") from None
 
@@ -113,41 +127,53 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records in order; a missing file has none, a damaged last line is left out, another is refused."""
-    return _parsed(path, _record, "no record of numbers")
+    return _parsed(path, metrics_record, "no record of numbers")
 
 
-def _parsed(path: Path, parse: Callable[[Any], _T], is_not: str) -> list[_T]:
+def _parsed(path: Path, parse: Callable[[str], _T], is_not: str) -> list[_T]:
     """What each line of a JSON-lines file stands for; the refusal names the line."""
     lines, found = whole_lines(path), []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(parse(json_value(line)))
+            found.append(parse(line))
         except (ValueError, TypeError):
             if number < len(lines):
                 raise RunDirectoryError(f"{path} is damaged: line {number} is {is_not}") from None
     return found
 
 
-def _record(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(map(_fits, value, value.values())):
+def metrics_record(line: str) -> dict[str, Any]:
+    """What a line of metrics.jsonl stands for; a ValueError or TypeError where it is no learner's."""
+    value = json_value(line)
+    if not isinstance(value, dict) or not _is_count(value.get("step")):
+        raise TypeError("no record of a step")
+    if not all(map(_fits, value, value.values())):
         raise TypeError("not of numbers")
     return value
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether a value is what `append` writes: numbers, none negative where it counts, and tables of them."""
-    if isinstance(value, dict):
-        known = (each.isdecimal() for each in value) if key == "similarity" else (True,)
-        return all(known) and all(map(_is_number, value.values()))
-    if key in _TABLES or (key in _COUNTS and isinstance(value, (int, float)) and value < 0):
-        return value is None
-    return _is_number(value)
+    """Whether a value is what a learner writes: a number, or a table of numbers where it is known as one."""
+    if value is None:
+        return True
+    if key not in _TABLES:
+        return _is_number(value) and (key != "wall_seconds" or value >= 0)
+    if not isinstance(value, dict):
+        return False
+    if key in _BY_REASON:
+        return all(map(_is_count, value.values()))
+    ids = all(source.isdecimal() and len(source) <= _MAX_DIGITS for source in value)
+    return ids and all(each is None or _is_number(each) for each in value.values())
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value is None
-    return abs(value) < sys.float_info.max
+    """Whether it is one that float64 holds."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return known and bool(abs(value) < sys.float_info.max)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
 def _plain(value: Any) -> Any:
@@ -208,12 +234,12 @@ def told(restarts: Sequence[Restart]) -> dict[str, str]:
     return sentences
 
 
-def _restart(value: Any) -> Restart:
-    restart = Restart(**value)
+def _restart(line: str) -> Restart:
+    restart = Restart(**json_value(line))
     numbers = (restart.from_step, restart.pause_s)
     if not all(isinstance(each, str) for each in (restart.time, restart.node, restart.why)):
         raise TypeError("not a text")
-    if not all(each is None or isinstance(each, (int, float)) for each in numbers):
+    if not all(each is None or _is_number(each) for each in numbers):
         raise TypeError("not a number")
     return restart
 
@@ -245,8 +271,12 @@ def read_scores(path: Path) -> list[Score]:
     return _parsed(path, _score, "no score of a policy")
 
 
-def _score(value: Any) -> Score:
-    score = Score(**value)
-    if not isinstance(score.policy, str) or not all(map(_is_number, (score.return_mean, score.return_std))):
+def _score(line: str) -> Score:
+    score = Score(**json_value(line))
+    counts = (score.step, score.episodes, 0 if score.agent is None else score.agent)
+    numbers = (score.seed, score.return_mean, score.return_std)
+    if not isinstance(score.policy, str) or not all(map(_is_count, counts)):
         raise TypeError("a field of another kind")
+    if not all(map(_is_number, numbers)):
+        raise TypeError("not a number")
     return score

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.config.texts import json_value
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import AgentDirectory, changed_settings, checkpoint_path, checkpoint_paths
 from dase_grpc.runs.files import disk_refusal, replace_file
-from dase_grpc.runs.logs import COLUMNS
+from dase_grpc.runs.logs import COLUMNS, evaluation_row, metrics_record
 
 ASIDE: Final = "before-resume"
 
@@ -121,14 +120,13 @@ def _parsed(parse: Callable[[str], tuple[int, float]], text: str) -> tuple[int, 
 
 
 def _row(line: str) -> tuple[int, float]:
-    step, mean, std, episodes, seconds = line.split(",")
-    float(mean), float(std), int(episodes)
-    return int(step), float(seconds)
+    row = evaluation_row(line)
+    return row["step"], row["wall_seconds"]
 
 
 def _record(line: str) -> tuple[int, float]:
-    record = json_value(line)
-    return int(record["step"]), float(record["wall_seconds"])
+    record = metrics_record(line)
+    return record["step"], float(record["wall_seconds"])
 
 
 def _move_later(folder: Path, aside: Path, *, step: int) -> int:

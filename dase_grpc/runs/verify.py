@@ -1,6 +1,6 @@
 """The verification of a run's files: what is damaged, and from where the run can be resumed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.progress import several
-from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
+from dase_grpc.runs.checkpoint import Checkpoint, load_checkpoint, newest_sound
 from dase_grpc.runs.directory import (
     IN_ROUNDS,
     RUN_FILE,
@@ -63,13 +63,14 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
     except RunDirectoryError as error:
         return Verification((Finding(path / RUN_FILE, "settings", str(error)),), None, str(error))
     settings = Finding(path / RUN_FILE, f"settings, {several(run.config.train.agents, 'agent')}")
-    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
-    agents = (finding for agent_id in sorted(ids) for finding in _of_agent(run, run.agent(agent_id)))
+    ids = range(run.config.train.agents)
+    agents = [finding for agent_id in ids for finding in _of_agent(run, run.agent(agent_id))]
+    strays = [Finding(path, "", _no_agent_of(run, path)) for path in run.strays()]
     kept = _checked(run.replay, lambda: kept_buffer(run.replay) or "")
     buffer = [kept] if kept.content or kept.problem else []
     restarts = [_checked(run.restarts, partial(_restarts, run))] if run.restarts.exists() else []
     scores = [_checked(run.scores, partial(_scores, run))] if run.scores.exists() else []
-    findings = (settings, *agents, *_of_buffer(run), *buffer, *restarts, *scores)
+    findings = (settings, *agents, *strays, *_of_buffer(run), *buffer, *restarts, *scores)
     try:
         return Verification(findings, _resumable(run, buffer), "")
     except DaseError as error:
@@ -78,11 +79,14 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
 
 def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
     if run.run.get("mode") in IN_ROUNDS:
-        steps = set(newest_whole_round(run).round.steps)
-        return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
+        whole_round = newest_whole_round(run)
+        _require_settings(run, whole_round.checkpoints)
+        steps = sorted(set(whole_round.round.steps))
+        return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in steps)}"
     found = {agent: newest_sound(run.agent(agent).checkpoints)[0] for agent in range(run.config.train.agents)}
     if not any(found.values()):
         raise RunDirectoryError(f"no agent of {run.path} has a checkpoint that is whole")
+    _require_settings(run, filter(None, found.values()))
     whole = [
         f"agent {agent} anew, since it has no whole checkpoint"
         if each is None
@@ -96,6 +100,12 @@ def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
     return f"{', '.join(whole)}; the {buffer[0].content}"
 
 
+def _require_settings(run: RunDirectory, checkpoints: Iterable[Checkpoint]) -> None:
+    """As `dase resume` checks what it would go on from."""
+    for each in checkpoints:
+        require_same_settings(each.run_config, run.config, of=str(each))
+
+
 def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
     if agent.path.exists() and not agent.path.is_dir():
         yield Finding(agent.path, "", f"{agent.path} is damaged: it is no folder")
@@ -104,6 +114,12 @@ def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
     yield _checked(agent.metrics.path, lambda: _metrics(agent))
     for path in checkpoint_paths(agent.checkpoints).values():
         yield _checked(path, partial(_checkpoint, run, agent, path))
+
+
+def _no_agent_of(run: RunDirectory, path: Path) -> str:
+    last = run.config.train.agents - 1
+    ids = f"agents are 0..{last}" if last else "agent is 0"
+    return f"{path} is no agent's of this run, whose {ids}, so nothing reads it; move it away"
 
 
 def _of_buffer(run: RunDirectory) -> Iterator[Finding]:
@@ -164,7 +180,7 @@ def _checkpoint(run: RunDirectory, agent: AgentDirectory, path: Path) -> str:
             f"{path} is that of agent {checkpoint.agent_id} after {several(checkpoint.step, 'step')}, "
             f"so it lies wrong"
         )
-    require_same_settings(checkpoint.run_config, run.config, of=str(checkpoint))
+    _require_settings(run, [checkpoint])
     return f"checkpoint, {len(checkpoint.tensors) + len(checkpoint.training_tensors)} tensors"
 
 
@@ -183,7 +199,9 @@ def _segment(folder: Path, segment: Segment) -> str:
 
 def _array(path: Path) -> str:
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from None
-    return f"{several(len(rows), 'transition')}"
+        rows = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a header is Python, of which NumPy lets out what its parser raises
+        raise RunDirectoryError(f"{path} is damaged: it is no array of NumPy ({error})") from error
+    if rows.ndim != 2:
+        raise RunDirectoryError(f"{path} is damaged: it holds no rows")
+    return several(len(rows), "transition")

@@ -8,6 +8,9 @@ from rich.console import Console
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.checks import verify_here
+from dase_grpc.launch.evaluate import find_checkpoints
+from dase_grpc.runs.checkpoint import latest
+from dase_grpc.runs.curves import AgentFiles
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.verify import verify
 
@@ -149,6 +152,33 @@ def test_a_checkpoint_in_another_agents_folder_or_of_other_settings_is_found(run
         "agent 0 at step 120 learned with other settings (agent.tau: 0.005 then, 0.01 now)"
         in shown(run, capsys)[1]
     )
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "cluster"])
+@pytest.mark.parametrize(
+    ("then", "now"), [("seed = 0", "seed = 5"), ('id = "worlds:PointGoal"', 'id = "Pendulum-v1"')]
+)
+def test_a_run_whose_settings_were_changed_cannot_be_resumed_as_resume_says(run, capsys, mode, then, now):
+    file = run.path / RUN_FILE
+    assert then in file.read_text()
+    file.write_text(file.read_text().replace('mode = "lockstep"', f'mode = "{mode}"').replace(then, now, 1))
+    code, text = shown(run, capsys)
+    assert code == 2
+    assert "cannot be resumed: agent 0 at step 120 learned with other settings" in text
+
+
+def test_the_folder_of_an_agent_that_the_run_does_not_have_is_said_and_not_read(run, capsys):
+    shutil.copytree(run.agent(0).path, run.agent(7).path)
+    (run.agent(7).evaluations.path).write_text("nonsense\n")
+    code, text = shown(run, capsys)
+    assert code == 1
+    assert "agents/7 is no agent's of this run, whose agents are 0..1, so nothing reads it; move it away" in (
+        text.replace("\n", " ")
+    )
+    assert text.count("agents/7") == 2
+    assert "can be resumed: all agents and the buffer from step 120" in text
+    assert find_checkpoints(run.path) == [latest(run.agent(each).checkpoints) for each in (0, 1)]
+    assert len(AgentFiles.read(run.agents()[-1]).evaluations) == 5
 
 
 def test_a_damaged_run_toml_is_all_that_is_said(run, capsys):

@@ -17,6 +17,7 @@ from dase_grpc.runs.curves import (
     around,
     column,
     final_score,
+    mean_of,
     peers_of,
     recent,
     recent_weights,
@@ -91,6 +92,12 @@ def test_around_a_step_are_eleven_evaluations_and_not_half_of_them(
     step: int, every: int, mean: float
 ) -> None:
     np.testing.assert_equal(around(series(*range(21)), step, every=every), mean)
+
+
+def test_a_mean_is_a_number_where_the_sum_is_none() -> None:
+    assert mean_of(np.array([[1.7e308, 1.0], [1.7e308, 2.0]])).tolist() == [1.7e308, 1.5]
+    assert np.isnan(mean_of(np.array([np.inf, -np.inf])))
+    assert final_score(Series(np.arange(3), np.full(3, 1.7e308))) == pytest.approx(1.7e308)
 
 
 def test_records_without_a_number_are_left_out() -> None:

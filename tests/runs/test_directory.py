@@ -69,7 +69,7 @@ def test_create_takes_an_empty_directory_and_leaves_nothing_beside_the_run(
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["run.toml"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", ".hidden"])
 def test_create_refuses_a_name_that_is_no_folder_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match="use a plain folder name"):
         create(tmp_path, name)
@@ -145,11 +145,12 @@ def test_the_layout_is_that_of_the_design(tmp_path: Path) -> None:
 
 
 def test_agents_come_by_number_and_foreign_folders_are_left_out(tmp_path: Path) -> None:
-    run = create(tmp_path)
-    assert run.agents() == []
-    for name in ("10", "2", "0", "backup"):
+    run = create(tmp_path, config=resolve({"train": {"agents": 11}}))
+    assert run.agents() == run.strays() == []
+    for name in ("10", "2", "0", "00", "11", "backup"):
         (run.path / "agents" / name).mkdir(parents=True)
     assert [agent.agent_id for agent in run.agents()] == [0, 2, 10]
+    assert [path.name for path in run.strays()] == ["00", "11"]
 
 
 def test_the_time_of_creation_is_now_unless_given(tmp_path: Path) -> None:

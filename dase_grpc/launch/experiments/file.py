@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from dase_grpc.config.presets import ALGORITHM
 from dase_grpc.config.resolve import dotted, setting_names, unknown_setting
-from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
+from dase_grpc.config.texts import PLAIN_FOLDER, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError
 from dase_grpc.launch.experiments.sites import KubernetesSite, Mode, SlurmSite, read_site
 
@@ -79,10 +79,8 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
             hint = f"did you mean {guess[0]}?" if guess else f"there are {', '.join(_KEYS)}"
             raise ConfigError(f"unknown key {key}; {hint}")
     name = tables.get("name", name)
-    if not isinstance(name, str) or not names_a_folder(name) or name.startswith("."):
-        raise ConfigError(
-            f"name = {name!r} cannot name an experiment; use a plain folder name of at most {MAX_BYTES} bytes"
-        )
+    if not isinstance(name, str) or not names_a_folder(name):
+        raise ConfigError(f"name = {name!r} cannot name an experiment; {PLAIN_FOLDER}")
     mode = tables.get("mode", "lockstep")
     if mode not in MODES:
         raise ConfigError(f"mode = {mode!r} is neither lockstep nor cluster")

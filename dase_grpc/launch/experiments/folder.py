@@ -139,10 +139,9 @@ class ExperimentFolder:
     def times_resumed(self, cell: RunCell) -> int:
         """How often its run notes that it went on; a resumption that is refused is not noted."""
         try:
-            noted = RunDirectory.open(self.run(cell)).run.get("resumed", [])
+            return len(RunDirectory.open(self.run(cell)).run.get("resumed", []))
         except RunDirectoryError:
             return 0
-        return len(noted) if isinstance(noted, list) else 0
 
     def begin(self, cell: RunCell) -> str | None:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so."""
@@ -191,7 +190,7 @@ class ExperimentFolder:
 
     def took_s(self, cell: RunCell) -> float:
         """How long the process ran that finished a cell, in seconds."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             return float(json_value((self.run(cell) / FINISHED_FILE).read_text(encoding="utf-8"))["seconds"])
         return 0.0
 
@@ -263,7 +262,7 @@ class ExperimentFolder:
         if begun and not (path / RUN_FILE).is_file():
             raise RunDirectoryError(f"{path} is in the way of a cell and is no run; move it away")
         if failure.is_file():
-            return State("failed", path, failure.read_text(encoding="utf-8").strip())
+            return State("failed", path, failure.read_text(encoding="utf-8", errors="replace").strip())
         if begun:
             return State("unfinished", path, _begun(path))
         return State("waiting", path)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DataDirectoryError
 from dase_grpc.progress import FINISHED, Progress
 from dase_grpc.replay.buffer.leases import Lease
@@ -73,7 +74,7 @@ class BufferIdentity:
     def from_json(cls, text: str, path: Path) -> Self:
         """Reads what `to_json` wrote."""
         try:
-            stored = json.loads(text)
+            stored = json_value(text)
             found, check_sum = stored["format"], stored.pop("check_sum")
             whole = check_sum == _check_sum(stored)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -240,7 +241,7 @@ def note_settings(path: Path, settings: Mapping[str, float]) -> list[str]:
     """
     file = path / SETTINGS
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = json_value(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = {}
     known = before if isinstance(before, dict) else {}

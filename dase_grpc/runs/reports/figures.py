@@ -2,6 +2,9 @@
 
 import io
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +40,7 @@ _OCHRE_TO_GREY: Final = ("#b08a1e", "#2a9db0", "#c2513f", "#6f8f3a", "#7d7f8c")
 PALETTE: Final = (*_BLUE_TO_PINK, *_OCHRE_TO_GREY)
 NAMED_AGENTS: Final = len(PALETTE)
 """Up to this many agents are told apart by colour and name."""
+_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WIDTH_IN: Final = 9.2
 _LEGEND_COLUMNS: Final = 6
 # Any keys: matplotlib's newer stubs list every name, its older ones say str.
@@ -113,12 +117,12 @@ class Sheet:
     def _saved(self, kind: str, **options: Any) -> bytes:
         data = io.BytesIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type") if kind == "svg" else ("Software",))
-        with mpl.rc_context(self._style):
+        with mpl.rc_context(self._style), _any_text():
             self._legend()
             if kind == "svg":
                 self._lay_out()
             self.figure.savefig(data, format=kind, metadata=nothing, **options)
-        return data.getvalue()
+        return xml_text(data.getvalue().decode()).encode() if kind == "svg" else data.getvalue()
 
     def _lay_out(self) -> None:
         """Gives all axes their places, as `savefig` would, which then draws everything once and not twice."""
@@ -164,6 +168,19 @@ def thousands(value: float) -> str:
 
 
 THOUSANDS: Final = FuncFormatter(lambda value, _: thousands(value))
+
+
+def xml_text(text: str) -> str:
+    """The text with a sign for each character that no XML may hold, as control characters in a name."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+@contextmanager
+def _any_text() -> Iterator[None]:
+    """Lets names have characters that Matplotlib's font lacks: a page shows them, a PNG shows boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+|Matplotlib currently does not support", UserWarning)
+        yield
 
 
 def _inline(document: str) -> str:

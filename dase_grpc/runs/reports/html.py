@@ -11,7 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.logs import Floats
+from dase_grpc.runs.reports.figures import xml_text
 
+_LONG: Final = 1e15
+"""Numbers from here on have too many digits to be read."""
 NUMBERED_CELLS: Final = 12
 SHOWN_CELLS: Final = 64
 
@@ -35,7 +38,7 @@ def page(
 ) -> str:
     """The whole page, which needs nothing beside it; values are what the template names besides."""
     found = _templates().get_template(template)
-    return found.render(title=title, heading=heading, subtitle=subtitle, facts=facts, **values)
+    return xml_text(found.render(title=title, heading=heading, subtitle=subtitle, facts=facts, **values))
 
 
 def heat_map(weights: Floats) -> list[list[dict[str, Any] | None]]:
@@ -52,7 +55,8 @@ def number(value: float | None, digits: int = 1) -> str:
     """A number for a table; a dash for None and NaN."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,.{digits}f}".replace("-", "−")
+    text = f"{value:,.{digits}f}" if abs(value) < _LONG else f"{value:.3e}"
+    return text.replace("-", "−")
 
 
 def digits(values: Floats) -> int:

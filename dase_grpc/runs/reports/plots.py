@@ -9,7 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from dase_grpc.progress import LOWEST_WEIGHT
-from dase_grpc.runs.curves import SMOOTHING, Series, column, peers_of, shared_curves, smoothed, spread
+from dase_grpc.runs.curves import (
+    LARGEST,
+    SMOOTHING,
+    Series,
+    column,
+    drawable,
+    mean_of,
+    peers_of,
+    shared_curves,
+    smoothed,
+    spread,
+)
 from dase_grpc.runs.logs import Floats, Ints
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow
 from dase_grpc.runs.reports.figures import (
@@ -42,7 +53,8 @@ def learning_curves(
     The smoothed curves are left out below twice the smoothing's window, where they would hide the run.
     None where no evaluation is a finite number.
     """
-    agents = {agent: curve for agent, curve in agents.items() if np.isfinite(curve.value).any()}
+    drawn = {agent: drawable(curve) for agent, curve in agents.items()}
+    agents = {agent: curve for agent, curve in drawn.items() if np.isfinite(curve.value).any()}
     if not agents:
         return None
     sheet = Sheet(height_in=4.0)
@@ -76,7 +88,7 @@ def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
         ]
         for agent, records in agents.items()
     }
-    sheet = _by_learner(table, "similarity weight λ", shown=lambda value: value.clip(LOWEST_WEIGHT))
+    sheet = _by_learner(table, "similarity weight λ", shown=lambda value: value.clip(LOWEST_WEIGHT, LARGEST))
     if sheet is None:
         return None
     for axis in sheet.axes:
@@ -159,9 +171,10 @@ def losses(agents: Mapping[int, Records], *, name: Names) -> str | None:
 
 def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | None:
     """Transitions in the shared buffer, as the agent with the most records saw it; `capacity` where known."""
-    series = max((column(records, "buffer_size") for records in agents.values()), key=len, default=None)
-    if not series:
+    longest = max((column(records, "buffer_size") for records in agents.values()), key=len, default=None)
+    if not longest:
         return None
+    series = drawable(longest)
     sheet = Sheet(height_in=2.3)
     axis = sheet.axes[0]
     axis.set_ylabel("transitions")
@@ -178,7 +191,7 @@ def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | No
 def mean_curve(axis: Axes, step: Ints, values: Floats, *, smooth: bool, shade: float, **style: Any) -> None:
     """The mean of curves (K, N), and half their standard deviation shaded."""
     values = smoothed(values) if smooth else values
-    mean, half = values.mean(axis=0), spread(values) / 2
+    mean, half = mean_of(values), spread(values) / 2
     axis.fill_between(step, mean - half, mean + half, color=style["color"], alpha=shade, linewidth=0)
     axis.plot(step, mean, **style)
 
@@ -265,7 +278,7 @@ def _panels(
     With `positive`, other numbers are left out, as a logarithmic scale asks for.
     """
     table = [
-        (position, agent, _positive(column(records, key)) if positive else column(records, key))
+        (position, agent, (_positive if positive else drawable)(column(records, key)))
         for position, key in enumerate(panels.values())
         for agent, records in agents.items()
     ]

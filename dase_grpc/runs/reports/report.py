@@ -3,7 +3,8 @@
 What the page says lies in report.html; here are its numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +18,12 @@ from dase_grpc.progress import duration, several
 from dase_grpc.runs.curves import (
     FINAL,
     FINAL_FROM,
+    LARGEST,
     SMOOTHING,
     AgentFiles,
     Series,
     column,
+    mean_of,
     recent,
     recent_weights,
     refused,
@@ -69,6 +72,8 @@ def write_report(run: RunDirectory) -> Path:
         settings=tomli_w.dumps(config.model_dump(mode="json")),
         **_of_curves(config, {agent: returns(files.evaluations) for agent, files in agents.items()}),
         **_of_exchange(records),
+        largest=f"{LARGEST:g}",
+        beyond=_beyond(agents.values()),
     )
     try:
         replace_file(run.report, utf8(text))
@@ -158,6 +163,20 @@ def _of_curves(config: RunConfig, curves: Mapping[int, Series]) -> dict[str, Any
     }
 
 
+def _beyond(agents: Iterable[AgentFiles]) -> Counter[str]:
+    """How many numbers of each kind are too large for a picture."""
+    found: Counter[str] = Counter()
+    for files in agents:
+        found["return_mean"] += int((np.abs(files.evaluations.return_mean) > LARGEST).sum())
+        for record in files.records:
+            found.update(key for key, value in record.items() if _is_beyond(value))
+    return +found
+
+
+def _is_beyond(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) > LARGEST
+
+
 def _scores(
     config: RunConfig, evaluated: Mapping[int, Series], settled: Sequence[float | None]
 ) -> html.Table:
@@ -167,7 +186,7 @@ def _scores(
     names = [config.agent_name(agent) for agent in evaluated]
     counts = [str(len(curve)) for curve in evaluated.values()]
     if len(names) > 1:  # bests of different steps have no mean that says anything
-        mean = np.where([True, True, True, False], scores.mean(axis=0), np.nan)
+        mean = np.where([True, True, True, False], mean_of(scores), np.nan)
         scores = np.vstack([scores, mean])
         names, counts = [*names, "mean over agents"], [*counts, ""]
     digits = html.digits(scores)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +14,13 @@ import numpy as np
 
 from dase_grpc.config.algorithms import algorithm_name
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.curves import Series, returns, shared_curves
+from dase_grpc.runs.curves import LARGEST, Series, mean_of, returns, shared_curves
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.lookup import WHAT_IT_IS, require_folders
 
-LARGEST: Final = 1e100
-"""Returns whose squares and sums are numbers still."""
 SAME_EXPERIMENT: Final = frozenset(
     {
         "train.steps",
@@ -27,12 +28,16 @@ SAME_EXPERIMENT: Final = frozenset(
         "train.log_every",
         "train.checkpoint_every",
         "train.threads",
+        "replay.storage",
+        "replay.in_place",
         "metrics.port",
     }
 )
 """Settings that do not change what an agent learns up to a step; the total does where β grows until there."""
 _ALGORITHMS, _METHOD, _AGENTS, _BUFFER = "agent.algorithm", "train.method", "train.agents", "replay.capacity"
 _STEPS: Final = "train.steps"
+_BARE: Final = re.compile(r"[^\s\"=,;()\[\]{}]+( [^\s\"=,;()\[\]{}]+)*")
+"""Texts that end where what is around them begins."""
 _LEADING: Final = (_ALGORITHMS, _METHOD, _AGENTS, _BUFFER)
 _METHOD_ORDER: Final = ("single", "dpd", "dase")
 
@@ -175,8 +180,7 @@ def grouped(runs: Sequence[SourceRun]) -> list[Group]:
     """The runs by what was run, in a fixed order."""
     groups: dict[str, list[SourceRun]] = {}
     for run in runs:
-        identity = json.dumps([environment(run.config), settings(run.config)], sort_keys=True)
-        groups.setdefault(identity, []).append(run)
+        groups.setdefault(_identity(run.config), []).append(run)
     found = [
         Group(settings(members[0].config), tuple(sorted(members, key=lambda run: (run.seed, str(run.path)))))
         for _, members in sorted(groups.items())
@@ -184,11 +188,15 @@ def grouped(runs: Sequence[SourceRun]) -> list[Group]:
     return sorted(found, key=_order)
 
 
+def _identity(config: RunConfig) -> str:
+    return json.dumps([environment(config), settings(config)], sort_keys=True)
+
+
 def environment(config: RunConfig) -> str:
-    """The environment's id, with its arguments where it has any."""
+    """The environment's id, with its arguments where it has any; others for each others of these."""
     if not config.env.kwargs:
         return config.env.id
-    arguments = ", ".join(f"{key}={_text(value)}" for key, value in sorted(config.env.kwargs.items()))
+    arguments = ", ".join(f"{_text(key)}={_text(each)}" for key, each in sorted(config.env.kwargs.items()))
     return f"{config.env.id} ({arguments})"
 
 
@@ -246,14 +254,18 @@ def described(group: Group, keys: Sequence[str]) -> str:
 def _below(path: Path) -> Iterable[Path]:
     """A run holds no other runs, so the search ends where it finds one; hidden folders hold none to compare.
 
-    Runs that are being made and tries that an experiment has set aside lie in hidden folders.
+    Runs that are being made and tries that an experiment has set aside lie in hidden folders. Links are
+    followed, after what lies there itself, and no folder is entered twice, so a link to one above ends.
     """
-    for folder, inner, files in os.walk(path, onerror=_require_readable):
+    entered: set[str] = set()
+    for folder, inner, files in os.walk(path, onerror=_require_readable, followlinks=True):
+        here, place = Path(folder), os.path.realpath(folder)
         if RUN_FILE in files:
-            inner.clear()
-            yield Path(folder)
-        else:
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield here
+        ends = RUN_FILE in files or place in entered
+        shown = [] if ends else [here / name for name in inner if not name.startswith(".")]
+        inner[:] = [each.name for each in sorted(shown, key=lambda each: (each.is_symlink(), each))]
+        entered.add(place)
 
 
 def _require_readable(error: OSError) -> None:
@@ -267,8 +279,6 @@ def _read(path: Path) -> SourceRun:
     agents = [returns(read_evaluations(agent.evaluations.path)) for agent in run.agents()]
     evaluated = [curve for curve in agents if len(curve)]
     shared = shared_curves(evaluated)
-    with np.errstate(all="ignore"):  # what is not finite leaves the run out
-        mean = shared.value.mean(axis=0) if len(shared.value) else np.empty(0)
     last = min((int(curve.step[-1]) for curve in evaluated), default=0)
     return SourceRun(
         path=path,
@@ -276,7 +286,7 @@ def _read(path: Path) -> SourceRun:
         mode=str(run.run.get("mode", "")),
         config=run.config,
         versions=run.versions,
-        curve=Series(shared.step, mean),
+        curve=Series(shared.step, mean_of(shared.value) if len(shared.value) else np.empty(0)),
         evaluated=len(evaluated),
         finished=len(evaluated) >= run.config.train.agents and last >= run.config.train.steps,
     )
@@ -301,9 +311,8 @@ def _copied(run: SourceRun, others: Sequence[SourceRun]) -> str | None:
     """Two lockstep runs of one seed are as equal as a run and its copy: one sample, not two."""
     for other in others:
         ours, theirs = run.curve, other.curve
-        if run.config == other.config and np.array_equal(
-            [ours.step, ours.value], [theirs.step, theirs.value]
-        ):
+        same = run.seed == other.seed and _identity(run.config) == _identity(other.config)
+        if same and np.array_equal([ours.step, ours.value], [theirs.step, theirs.value]):
             return f"its seed, its settings and all its evaluations are those of {other.path}"
     return None
 
@@ -360,4 +369,16 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """A value in JSON; a text is bare where it cannot be taken for anything else."""
+    if isinstance(value, str) and value.isprintable() and _BARE.fullmatch(value) and not _is_json(value):
+        return value
+    written = partial(json.dumps, value, sort_keys=True, default=str)  # TOML has dates
+    return text if (text := written(ensure_ascii=False)).isprintable() else written()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json_value(text)
+    except ValueError:
+        return False
+    return True

@@ -210,6 +210,8 @@ def test_why_a_cell_failed_is_kept_until_it_is_tried_again(folder, cell):
     folder.fail(cell, "exit code 1, the gear is stuck")
     found = state(folder, cell)
     assert (found.kind, found.text) == ("failed", "exit code 1, the gear is stuck")
+    (folder.path / OWN_FOLDER / "failed" / f"{cell.name}.txt").write_bytes(b"exit code 1, \xff\n")
+    assert state(folder, cell).text == "exit code 1, \ufffd"
     folder.begin(cell)
     assert state(folder, cell).kind == "waiting"
 

@@ -1,5 +1,6 @@
 """Which runs are the same experiment, and what experiments are called."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from synthetic import flat, write_run
 
 from dase_grpc.config.presets import layered
-from dase_grpc.config.resolve import setting_names
+from dase_grpc.config.resolve import resolve, setting_names
 from dase_grpc.runs.reports.sources import (
     SAME_EXPERIMENT,
     SourceRun,
@@ -178,3 +179,47 @@ def test_an_environments_name_holds_its_arguments(bench: Bench) -> None:
     run = bench.run(env__kwargs={"b": "x", "a": 1.5})
     assert environment(run.config) == "HalfCheetah-v5 (a=1.5, b=x)"
     assert names(run, bench.run()) == ["TD3, DASE K=2"] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("1", '"1"'),
+        (1, "1"),
+        ("true", '"true"'),
+        (True, "true"),
+        ("inf", "inf"),
+        (float("inf"), "Infinity"),
+        ("Infinity", '"Infinity"'),
+        ("", '""'),
+        ("hard mode", "hard mode"),
+        ("x, b=y", '"x, b=y"'),
+        (["x"], '["x"]'),
+        ('["x"]', '"[\\"x\\"]"'),
+        ({"y": 1, "x": "2"}, '{"x": "2", "y": 1}'),
+        ("坂", "坂"),
+        ("\x01坂", '"\\u0001坂"'),
+        ("坂\u2028", '"\\u5742\\u2028"'),
+        (date(2026, 1, 2), '"2026-01-02"'),
+    ],
+)
+def test_an_argument_is_quoted_where_it_could_be_taken_for_another(value: Any, shown: str) -> None:
+    config = resolve({"env": {"id": "HalfCheetah-v5", "kwargs": {"a": value}}})
+    assert environment(config) == f"HalfCheetah-v5 (a={shown})"
+
+
+def test_arguments_that_look_alike_make_other_environments(bench: Bench) -> None:
+    kwargs: list[dict[str, Any]] = [
+        {"a": 1},
+        {"a": "1"},
+        {"a": "x, b=y"},
+        {"a": "x", "b": "y"},
+        {"a=x, b": "y"},
+    ]
+    found = grouped([bench.run(env__kwargs=each) for each in kwargs])
+    assert len({group.environment for group in found}) == len(kwargs)
+
+
+def test_where_the_buffer_is_kept_and_how_it_is_read_makes_no_other_experiment(bench: Bench) -> None:
+    runs = [bench.run(), bench.run(replay__storage="disk"), bench.run(replay__in_place=False)]
+    assert len(grouped(runs)) == 1

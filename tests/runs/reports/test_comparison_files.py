@@ -154,6 +154,18 @@ def test_what_a_user_wrote_is_escaped(tmp_path):
     assert "&lt;script&gt;" in sound(page(compare([tmp_path])))
 
 
+def test_names_may_have_control_characters_and_such_as_the_font_lacks(tmp_path):
+    env = {"id": "a\x01b\x1b:Y", "kwargs": {"$k": "漢字", "b": "\x02"}}
+    write_run(tmp_path, "a", flat(1, 3), settings={"env": env})
+    comparison = compare([tmp_path])
+    for text in (sheet(comparison, inks=PRINT).svg_file().decode(), sound(page(comparison))):
+        assert ET.fromstring(text[text.index("<svg") :].partition("</svg>")[0] + "</svg>") is not None
+        assert "a\ufffdb\ufffd:Y" in text
+        assert "漢字" in text
+        assert not {"\x01", "\x02", "\x1b"} & set(text)
+    assert sheet(comparison, inks=PRINT).png_file().startswith(b"\x89PNG")
+
+
 def test_a_folder_that_cannot_be_made_is_one_sentence(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match=r"cannot write into .*file"):

@@ -22,6 +22,17 @@ def test_runs_are_found_however_deep_and_once_each(tmp_path: Path) -> None:
     assert find_runs([tmp_path, first, tmp_path / "c" / ".." / "c"]) == [first, second]
 
 
+def test_linked_runs_and_folders_of_runs_are_found_once_and_a_link_to_above_ends(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    first = write_run(there, "first", flat(1))
+    second = write_run(there / "more", "second", flat(2))
+    third = write_run(here / "own", "third", flat(3))
+    for link, target in (("a", first), ("latest", third), ("own/more", there / "more"), ("own/up", here)):
+        (here / link).symlink_to(target)
+    assert find_runs([here]) == [third, here / "own" / "more" / "second", here / "a"]
+    assert [run.resolve() for run in find_runs([there, here])] == [first, second, third]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -108,10 +119,11 @@ def test_a_copy_is_no_second_sample_and_another_seed_with_the_same_numbers_is(tm
     copy = write_run(tmp_path, "copy", flat(1), seed=0)
     other = write_run(tmp_path, "other", flat(1), seed=1)
     again = write_run(tmp_path, "again", flat(2), seed=0)
-    runs, left_out = read_runs([first, copy, other, again])
+    on_disk = write_run(tmp_path, "on-disk", flat(1), seed=0, settings={"replay": {"storage": "disk"}})
+    runs, left_out = read_runs([first, copy, other, again, on_disk])
     assert [run.path for run in runs] == [first, other, again]
     assert "are those of" in str(left_out[0])
-    assert left_out[0].path == copy
+    assert [each.path for each in left_out] == [copy, on_disk]
 
 
 def test_a_growing_file_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
@@ -126,7 +138,7 @@ def test_evaluations_too_large_for_statistics_are_a_reason(tmp_path: Path) -> No
     large = write_run(tmp_path, "large", flat(1e101))
     overflowing = write_run(tmp_path, "overflowing", flat(1.7e308), flat(1.7e308))
     assert "beyond 1e+100" in reasons(large)[0]
-    assert "not finite" in reasons(overflowing)[0]
+    assert "beyond 1e+100" in reasons(overflowing)[0]
 
 
 def test_a_folder_that_cannot_be_read_is_one_sentence(

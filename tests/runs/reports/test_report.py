@@ -228,7 +228,7 @@ def test_the_method_is_named_in_words(settings, words):
     ("write", "values", "texts"),
     [
         (thousands, (0, 500, 1500, 100_000, 2_000_000), "0 500 1.5k 100k 2M"),
-        (number, (1234.56, -0.5, None, nan), "1,234.6 −0.5 – –"),
+        (number, (1234.56, -0.5, None, nan, -2e300), "1,234.6 −0.5 – – −2.000e+300"),
         (weight_text, (0.0, 1.0, 0.4242, 0.01, 3.2e-5), "0 1 0.42 0.01 3e−05"),
     ],
 )
@@ -243,7 +243,7 @@ def test_the_palette_has_no_colour_twice():
 @pytest.mark.slow
 def test_a_short_run_shows_its_last_score_and_no_final_one(tmp_path):
     """Of 45 evaluations 19 follow step 25,000, of 46 one more."""
-    settings = {"train": {"agents": 1}, "agent": {"start_steps": 25_000}}
+    settings = {"train": {"agents": 2}, "agent": {"start_steps": 25_000}}
     text = text_of(make_run(tmp_path, settings, (45, 1), (46, 1)))
     assert row_of(text, "agent 0") == ["440.0", "–", "0.0", "440.0", "45"]
     assert row_of(text, "agent 1") == ["450.0", "405.0", "0.0", "450.0", "46"]
@@ -282,6 +282,31 @@ def test_curves_without_a_finite_number_are_a_sentence(tmp_path):
     for index in (0, 1):
         evaluate(run, 0, index, nan)
     assert "no evaluation returned a finite number" in text_of(run)
+
+
+def test_numbers_too_large_to_draw_are_left_out_of_pictures_and_counted(tmp_path):
+    run = make_run(tmp_path, None, (3, 0), (0, 0))
+    for agent, mean in ((0, 1e308), (1, 1e308), (1, -1.7e308)):
+        for index in range(20):
+            evaluate(run, agent, 3 + index, mean)
+    keys = (
+        "step",
+        "critic_loss",
+        "q_mean",
+        "buffer_size",
+        "effective_batch",
+        "divergence_mean",
+        "similarity_weight",
+    )
+    for agent in (0, 1):
+        run.agent(agent).metrics.append({**dict.fromkeys(keys, 1e308), "step": 5, "q_mean": -1.6e308})
+    text = text_of(run)
+    assert row_of(text, "agent 0")[:1] == ["1.000e+308"]
+    assert "for numbers beyond ±1e+100 cannot be drawn: 2 of buffer_size, 2 of critic_loss," in text
+    assert "60 of return_mean" in text
+    empty = make_run(tmp_path / "all", None, (0, 0))
+    evaluate(empty, 0, 0, 1e308)
+    assert "no evaluation returned a finite number within ±1e+100" in text_of(empty)
 
 
 @pytest.mark.parametrize(
