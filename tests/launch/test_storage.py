@@ -12,18 +12,11 @@ from replay.buffer.store_cases import SCHEMA
 from small import new_run, small_config
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
-from dase_grpc.launch import checks
-from dase_grpc.launch.checks import (
-    free_disk,
-    free_memory,
-    has_buffer,
-    keeps_on_disk,
-    put_buffer_aside,
-    require_memory,
-    reserve,
-)
+from dase_grpc.launch import room
+from dase_grpc.launch.checks import has_buffer, put_buffer_aside
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
+from dase_grpc.launch.room import free_disk, free_memory, keeps_on_disk, require_memory, reserve
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.runs.directory import RunDirectory
 
@@ -44,7 +37,7 @@ def test_the_room_that_a_buffer_takes_is_told_and_nothing_is_made(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "free_disk", lambda path: 2**20)
+    monkeypatch.setattr(room, "free_disk", lambda path: 2**20)
     with pytest.raises(
         ConfigError, match=r"of disk in .*, and 1\.0 MiB are free; free space there"
     ) as caught:
@@ -60,7 +53,7 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypat
 @pytest.mark.parametrize("check", [require_memory, partial(reserve, root=Path("/"))])
 def test_a_buffer_in_memory_that_cannot_fill_up_there_is_refused_with_both_sizes(monkeypatch, check):
     kept = partial(small_config, replay__storage="memory", replay__capacity="1GiB", train__agents=2)
-    monkeypatch.setattr(checks, "free_memory", lambda: 100 * SCHEMA.row_bytes)
+    monkeypatch.setattr(room, "free_memory", lambda: 100 * SCHEMA.row_bytes)
     with pytest.raises(ConfigError, match=r"takes .* MiB of memory when it holds 102 transitions") as caught:
         check(kept(train__steps=51), SCHEMA)
     assert_one_sentence(caught.value, "are available; lower replay.capacity")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.launch import checks
+from dase_grpc.launch import checks, room
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiments.file import ExperimentFile, read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State
@@ -320,16 +320,16 @@ def require_disk(
     may run `at_once` count, the largest ones, or all where finished cells keep theirs (`kept`). `schemas` are
     the layouts of the cells' transitions, by name, `limit` what is to be lowered for fewer at once.
     """
-    waiting = [cell for cell in cells if cell.mode == "cluster" and checks.keeps_on_disk(cell.config)]
+    waiting = [cell for cell in cells if cell.mode == "cluster" and room.keeps_on_disk(cell.config)]
     if not waiting:
         return
     at_once = len(waiting) if kept else at_once
     missing = [cell for cell in waiting if not (root / cell.name / "replay" / ROWS).exists()]
-    sizes = (checks.disk_bytes(cell.config, schemas[cell.name]) for cell in missing)
-    wanted, free = sum(sorted(sizes, reverse=True)[:at_once]), checks.free_disk(root)
+    sizes = (room.disk_bytes(cell.config, schemas[cell.name]) for cell in missing)
+    wanted, free = sum(sorted(sizes, reverse=True)[:at_once]), room.free_disk(root)
     if wanted > free:
         why = "cells that finish keep theirs" if kept else f"up to {min(at_once, len(waiting))} run at once"
-        shown, left = checks.shown_size(wanted), checks.shown_size(free)
+        shown, left = room.shown_size(wanted), room.shown_size(free)
         raise ConfigError(
             f"the cells' buffers take {shown} of disk in {root} ({why}), and {left} are free; free space "
             f"there, lower replay.capacity or {limit}, or set replay.storage = 'memory'"

@@ -6,7 +6,7 @@ from launch.experiment_cases import small_cells
 from replay.buffer.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError
-from dase_grpc.launch import checks
+from dase_grpc.launch import room
 from dase_grpc.launch.experiments.experiment import cells_at_once, require_disk
 from dase_grpc.replay.buffer.durable import reserved_bytes
 
@@ -18,7 +18,7 @@ def fits(monkeypatch, tmp_path):
     """Whether cells fit on a disk with room for `buffers` of them; three cores run one cell, six two."""
 
     def fits(cells, *, buffers: float, jobs: int = 6, kept: bool = False) -> bool:
-        monkeypatch.setattr(checks, "free_disk", lambda path: int(buffers * SIZE))
+        monkeypatch.setattr(room, "free_disk", lambda path: int(buffers * SIZE))
         try:
             require_disk(
                 cells,
