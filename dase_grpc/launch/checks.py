@@ -21,6 +21,7 @@ from dase_grpc.errors import (
     RunDirectoryError,
 )
 from dase_grpc.launch.console import say
+from dase_grpc.launch.room import require_networks
 from dase_grpc.learning.envs.make import tried_out
 from dase_grpc.process.ends import boot_id, end_now
 from dase_grpc.process.watchdog import Watch, say_where, watchdog
@@ -52,7 +53,7 @@ def check(
 
     Raises:
         UsageError: the device, the environment, an algorithm, a measure or a capacity in bytes does not go
-            together with the settings.
+            together with the settings, or the networks find no room.
     """
     if not config.train.explore and not (starts_actors and config.train.actors):
         told = (
@@ -64,6 +65,7 @@ def check(
     check_devices(config, gpus)
     schema = probed(config.env)
     check_capacity(config, schema)
+    require_networks(config, schema, gpus=gpus)
     check_measure(config, schema)
     check_algorithms(config, schema, gpus=gpus, stacked=stacked)
     return schema

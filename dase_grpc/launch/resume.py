@@ -67,10 +67,10 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
         say(console, f"note: {_OTHER_BETA}")
     resumed = None
     if mode in IN_ROUNDS:
-        room.require_memory(config, schema)
+        room.require_memory(config, schema, gpus=options.gpus)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
-        steps = _resume_cluster(directory, config, schema, console, empty_buffer=options.empty_buffer)
+        steps = _resume_cluster(directory, config, schema, console, options)
     directory = directory.resumed(config, from_steps=steps, command=options.command)
     done = f"{min(steps):,}" if len(set(steps)) == 1 else ", ".join(f"{each:,}" for each in steps)
     say(console, f"resuming {options.path} from step {done} of {config.train.steps:,}")
@@ -126,8 +126,7 @@ def _resume_cluster(
     config: RunConfig,
     schema: TransitionSchema,
     console: PatientConsole,
-    *,
-    empty_buffer: bool,
+    options: ResumeOptions,
 ) -> list[int]:
     """Checks what the nodes, which rewind their files themselves, will go on from; the learners' steps."""
     found: list[Checkpoint | None] = []
@@ -146,8 +145,8 @@ def _resume_cluster(
             say(console, f"note: agent {agent_id} has no checkpoint, so it begins anew")
     steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
     _require_fit(config, schema, whole, steps)
-    if empty_buffer:
-        reserved = room.reserve(config, schema, directory.path)
+    if options.empty_buffer:
+        reserved = room.reserve(config, schema, directory.path, gpus=options.gpus)
         aside = checks.put_buffer_aside(directory)
         if aside is not None:
             say(console, f"note: the buffer that was there is put aside in {aside}")

@@ -124,9 +124,9 @@ def new_run(options: TrainOptions) -> Iterator[tuple[TrainOptions, RunDirectory,
         _require_one_process(options)
     schema = checks.check(config, gpus=options.gpus, starts_actors=not in_rounds, stacked=options.stack)
     if in_rounds:
-        room.require_memory(config, schema)
+        room.require_memory(config, schema, gpus=options.gpus)
     else:
-        buffer = room.reserve(config, schema, root)
+        buffer = room.reserve(config, schema, root, gpus=options.gpus)
     directory = _new_directory(options)
     with closing(FolderLock.acquire(directory.path)):
         yield options, directory, buffer
