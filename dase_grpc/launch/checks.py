@@ -1,7 +1,8 @@
 """Checks before a run begins or goes on: of environment, device and buffer; and `dase verify`."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -43,32 +44,74 @@ BEGIN_EMPTY: Final = (
 # -- settings, device and environment -----------------------------------------------------------------
 
 
+class Checks:
+    """What can only be known of runs with the environment and the machine at hand.
+
+    What several runs have in common is tried out once. `gpus` are those that the runs are given; `here` says
+    whether they are to be on this machine.
+    """
+
+    def __init__(self, gpus: Gpus | None = None, *, here: bool = True) -> None:
+        self._gpus = gpus
+        self._here = here
+        self._schemas: dict[str, TransitionSchema] = {}
+        self._tried: set[Hashable] = set()
+
+    def check(
+        self, config: RunConfig, *, starts_actors: bool = False, stacked: bool = False
+    ) -> TransitionSchema:
+        """Checks a run; returns the layout of its transitions.
+
+        `starts_actors` says whether the caller starts the actors that the settings ask for, `stacked` whether
+        the agents are updated at once.
+
+        Raises:
+            UsageError: the device, the environment, an algorithm, a measure or a capacity in bytes does not
+                go together with the settings, or the networks find no room.
+        """
+        require_actors(config, starts_actors=starts_actors)
+        check_devices(config, self._gpus)
+        schema = self._layout(config.env)
+        check_capacity(config, schema)
+        if self._here:
+            require_networks(config, schema, gpus=self._gpus)
+        self._once(partial(check_measure, config, schema), config.dps, config.train.agents, schema)
+        asked = (config.train.method, config.train.cuda_graph, config.replay.sampling, config.dps.measure)
+        check = partial(check_algorithms, config, schema, gpus=self._gpus, stacked=stacked)
+        self._once(check, config.distinct_agents, asked, stacked, schema)
+        return schema
+
+    def _layout(self, env: EnvConfig) -> TransitionSchema:
+        key = env.model_dump_json()
+        if key not in self._schemas:
+            self._schemas[key] = probed(env)
+        return self._schemas[key]
+
+    def _once(self, look: Callable[[], None], *depends_on: Hashable) -> None:
+        """Has a look, unless it was had already with all that its outcome depends on."""
+        if depends_on not in self._tried:
+            look()
+            self._tried.add(depends_on)
+
+
 def check(
     config: RunConfig, *, gpus: Gpus | None = None, starts_actors: bool = False, stacked: bool = False
 ) -> TransitionSchema:
-    """Checks what can only be known with the environment and the machine at hand; returns the layout.
+    """Checks one run that is to be on this machine, as `Checks.check` does."""
+    return Checks(gpus).check(config, starts_actors=starts_actors, stacked=stacked)
 
-    `starts_actors` says whether the caller starts the actors that the settings ask for, `stacked` whether the
-    agents are updated at once.
 
-    Raises:
-        UsageError: the device, the environment, an algorithm, a measure or a capacity in bytes does not go
-            together with the settings, or the networks find no room.
-    """
-    if not config.train.explore and not (starts_actors and config.train.actors):
-        told = (
-            "; have them started with --actors N, or start each node with dase node (docs/roles.md)"
-            if starts_actors
-            else ", which neither --lockstep, --stack nor dase drill starts; leave it out"
-        )
-        raise ConfigError(f"train.explore = false leaves exploring to actor nodes{told}")
-    check_devices(config, gpus)
-    schema = probed(config.env)
-    check_capacity(config, schema)
-    require_networks(config, schema, gpus=gpus)
-    check_measure(config, schema)
-    check_algorithms(config, schema, gpus=gpus, stacked=stacked)
-    return schema
+def require_actors(config: RunConfig, *, starts_actors: bool) -> None:
+    """Checks that somebody explores."""
+    if config.train.explore or (starts_actors and config.train.actors):
+        return
+    told = (
+        "; have them started with --actors N or train.actors = N, or start each node with dase node "
+        "(docs/roles.md)"
+        if starts_actors
+        else ", which neither --lockstep, --stack nor dase drill starts; leave it out"
+    )
+    raise ConfigError(f"train.explore = false leaves exploring to actor nodes{told}")
 
 
 def check_devices(config: RunConfig, gpus: Gpus | None = None) -> tuple[int, ...]:
