@@ -138,6 +138,8 @@ def test_only_a_pair_that_distils_shares_no_experience():
 
 
 MIXED = {"agent.algorithm": "td3,sac"}
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,9 @@ MIXED = {"agent.algorithm": "td3,sac"}
         ({"flags": {"train.seed": 10**5_000}}, "thousands of digits is too large"),
         ({"assignments": ["train.steps=" + "9" * 5_000]}, "is too large"),
         ({"assignments": ["env.kwargs.x=nan"]}, "env.kwargs: NaN equals nothing"),
+        ({"assignments": ["env.kwargs.x=2024-01-31"]}, "env.kwargs: 2024-01-31 is a date or a time"),
+        ({"assignments": ["env.kwargs.x=[{a=10:30:00}]"]}, "env.kwargs: 10:30:00 is a date or a time"),
+        ({"flags": {"env.kwargs": {"x": ENDLESS}}}, "cannot be kept in run.toml"),
         ({"assignments": ["env.kwargs.x=\udcff"]}, "cannot be written as UTF-8"),
         ({"assignments": ["env.kwargs.x=[{a='\udcff'}]"]}, "cannot be written as UTF-8"),
     ],
