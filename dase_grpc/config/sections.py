@@ -119,12 +119,13 @@ class TrainConfig(Section):
         if not isinstance(values, Mapping) or values.get("method") != SINGLE:
             return values
         agents = values.get("agents", 1)
-        if whole_number(str(agents)) != 1:
+        count = whole_number(str(agents))
+        if isinstance(count, int) and count != 1:
             raise ValueError(
                 f"method = {SINGLE} trains one agent, and train.agents = {agents}; "
                 f"set it to 1, or leave one of them out"
             )
-        return {**values, "method": "dase", "agents": 1}
+        return {**values, "method": "dase", "agents": agents}
 
     @model_validator(mode="after")
     def _can_explore_and_update_so(self) -> Self:

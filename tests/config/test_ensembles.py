@@ -164,6 +164,10 @@ ENDLESS.append(ENDLESS)
         ({"method": "dpd", "flags": {"agent.algorithm": "td3,sac,ddpg"}}, "--method dpd trains 2 agents"),
         ({"method": "single", "flags": MIXED}, "or choose --method dase"),
         ({"method": "single", "assignments": ["train.agents=2"]}, "trains one agent, and 2 are asked for"),
+        ({"method": "single", "assignments": ['train.agents="2"']}, "trains one agent, and 2 are asked for"),
+        ({"method": "single", "flags": {"train.agents": True}}, "train.agents = true must not be true"),
+        ({"assignments": ["train.method=single", "train.agents=x"]}, 'train.agents = "x" must be a whole'),
+        ({"method": "dase", "assignments": ["train.agents='1'"]}, "give at least --agents 2"),
         (
             {"method": "dase", "assignments": ["train.agents=1"]},
             "--method dase shares experience between agents",
@@ -187,6 +191,12 @@ ENDLESS.append(ENDLESS)
 def test_what_cannot_be_is_one_sentence(given, words):
     with refuses(ConfigError, words):
         layered(**given)
+
+
+@pytest.mark.parametrize("agents", ['"1"', "1.0", "1e0", "01"])
+def test_one_agent_may_be_written_in_any_way(agents):
+    for given in ({"method": "single"}, {"flags": {"train.method": "single"}}):
+        assert layered(assignments=[f"train.agents={agents}"], **given).train.agents == 1
 
 
 @pytest.mark.parametrize("agents", [4, 4.0, "4", "4e0"])
