@@ -84,12 +84,16 @@ def _allowed(field: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{_toml(value)}`" for value in get_args(annotation))
     limits = [_limit(constraint) for constraint in field.metadata]
-    inner = [
-        limit for part in get_args(annotation) for limit in map(_limit, getattr(part, "__metadata__", ()))
-    ]
+    inner = [_limit(constraint) for part in get_args(annotation) for constraint in _constraints(part)]
     if inner:
         limits.append(f"each {', '.join(inner)}" if get_origin(annotation) is tuple else ", ".join(inner))
     return ", ".join(sorted(limits, key=lambda limit: limit.startswith(("<", "≤"))))
+
+
+def _constraints(part: object) -> Iterator[object]:
+    """Those of a type within another."""
+    for each in getattr(part, "__metadata__", ()):
+        yield from each.metadata if isinstance(each, FieldInfo) else [each]
 
 
 def _limit(constraint: object) -> str:

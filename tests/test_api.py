@@ -143,6 +143,10 @@ def test_a_callable_that_others_cannot_import_trains_in_this_process_only(tmp_pa
     [
         ({"mode": "procs"}, ConfigError, "mode = 'procs' is none of processes, lockstep, stack"),
         ({"agents": 0}, ConfigError, "train.agents = 0 must be greater than 0"),
+        ({"agent": 5}, ConfigError, "agent = 5 must be a table of settings, or is it train.agents?"),
+        ({"dps": True}, ConfigError, "dps = true must be a table of settings"),
+        ({"members": [{"hidden": [3]}]}, ConfigError, "members is read from files only; name the algorithms"),
+        ({"agents": "x", "method": "single"}, ConfigError, 'train.agents = "x" must be a whole number'),
         ({"agent.batch": 3}, ConfigError, "unknown setting agent.batch; did you mean agent.batch_size?"),
         ({"agent": {"hiden": [3]}}, ConfigError, "unknown setting agent.hiden; did you mean agent.hidden?"),
         ({"agnet": {"hidden": [3]}}, ConfigError, "unknown setting agnet.hidden"),

@@ -1,7 +1,7 @@
 """The sections agent, dps and dpd: how one agent learns, and from whom."""
 
 from collections.abc import Mapping
-from typing import Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -11,6 +11,9 @@ ALGORITHMS: Final = ("td3", "ddpg", "sac")
 """The algorithms that there are by name."""
 
 ProductsKind = Literal["float32", "bfloat16"]
+
+Units = Annotated[PositiveInt, Field(le=65_536)]
+"""Of one layer; two such layers in a row take 17 GB for each copy of their weights."""
 
 READ_BY_ONE: Final[Mapping[str, str]] = {
     "policy_delay": "td3",
@@ -64,9 +67,7 @@ class AgentConfig(Section):
         description="the learning algorithm: `td3`, `ddpg`, `sac`, or `package.module:Class` of your own "
         "(docs/agents.md); alone it changes no other setting, `--algo` does",
     )
-    hidden: tuple[PositiveInt, ...] = Field(
-        (256, 256), min_length=1, description="units of the hidden layers"
-    )
+    hidden: tuple[Units, ...] = Field((256, 256), min_length=1, description="units of the hidden layers")
     actor_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the actor")
     critic_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the critics")
     critic_weight_decay: NonNegativeFloat = Field(

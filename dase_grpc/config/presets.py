@@ -247,15 +247,16 @@ def _algorithms(flag: str | None, preset_name: str | None, method: str | None) -
 
 def _of_method(method: str, agents: Any) -> dict[str, Any]:
     """The settings of `train` that a method is, where so many agents are asked for."""
+    count = whole_number(str(agents))  # what is no number is `resolve`'s to refuse
     if method == "single":
-        if agents not in (None, 1):
+        if isinstance(count, int) and count != 1:
             raise ConfigError(
                 f"--method single trains one agent, and {agents} are asked for; "
                 f"give --agents 1, or leave train.agents out"
             )
-        return {"agents": 1, "method": "dase"}
+        return {"agents": 1 if agents is None else agents, "method": "dase"}
     if method == "dase":
-        if agents == 1:
+        if count == 1:
             raise ConfigError("--method dase shares experience between agents; give at least --agents 2")
         return {"method": "dase"}
     if method == "dpd":

@@ -28,6 +28,10 @@ MEMBERS_DIFFER: Final = (
     "agent and the first of members differ; leave agent out, since members says what each is"
 )
 
+_EXAMPLE: Final = "e.g. --set dps.divergence=kl"
+
+_BY_ALGO: Final = "name the algorithms of a mixed ensemble as in --algo td3,sac"
+
 _BRANCHES: Final = ("constrained-int", "int", "str")
 """What pydantic adds to a location for the alternatives of a union."""
 
@@ -267,14 +271,23 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         parts = [part.strip() for part in key.split(".")]
         if not equals or len(parts) < 2 or not all(parts):
-            guess = nearest_setting(parts[0], setting_names()) if equals and len(parts) == 1 else None
-            hint = f"did you mean --set {guess}={value}?" if guess else "e.g. --set dps.divergence=kl"
+            hint = _assignment_hint(parts[0], value) if equals and len(parts) == 1 else _EXAMPLE
             raise ConfigError(f"--set {text!r} is not of the form section.key=value; {hint}")
         branch: Any = _parse_value(value.strip())
         for part in reversed(parts):
             branch = {part: branch}
         _merge(nested, branch)
     return nested
+
+
+def _assignment_hint(key: str, value: str) -> str:
+    if key in sections():
+        first = next(iter(sections()[key].model_fields))
+        return f"name a setting in the section {key}, e.g. --set {key}.{first}=VALUE"
+    if key == "members":
+        return _BY_ALGO
+    guess = nearest_setting(key, setting_names())
+    return f"did you mean --set {guess}={value}?" if guess else _EXAMPLE
 
 
 def _parse_value(text: str) -> Any:
@@ -348,6 +361,11 @@ def _shown(value: Any) -> str:
 
 def unknown_setting(key: str, value: Any, known: Sequence[str]) -> str:
     """Says that `known` has no such key, and which one may be meant."""
+    if key == "members":
+        return f"members is read from files only; {_BY_ALGO}"
+    if key in sections():
+        guess = nearest_setting(key, known)
+        return f"{key} = {_shown(value)} must be a table of settings{f', or is it {guess}?' if guess else ''}"
     if "." not in key and isinstance(value, Mapping) and value:
         key = f"{key}.{next(iter(value))}"
     guess = nearest_setting(key, known)

@@ -3,6 +3,7 @@
 import math
 import reprlib
 from collections.abc import Mapping
+from datetime import date, time
 from typing import Any, Final, Literal, Self
 
 from pydantic import (
@@ -118,12 +119,13 @@ class TrainConfig(Section):
         if not isinstance(values, Mapping) or values.get("method") != SINGLE:
             return values
         agents = values.get("agents", 1)
-        if whole_number(str(agents)) != 1:
+        count = whole_number(str(agents))
+        if isinstance(count, int) and count != 1:
             raise ValueError(
                 f"method = {SINGLE} trains one agent, and train.agents = {agents}; "
                 f"set it to 1, or leave one of them out"
             )
-        return {**values, "method": "dase", "agents": 1}
+        return {**values, "method": "dase", "agents": agents}
 
     @model_validator(mode="after")
     def _can_explore_and_update_so(self) -> Self:
@@ -186,22 +188,24 @@ class EnvConfig(Section):
     @field_validator("kwargs")
     @classmethod
     def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """They are compared, and written into run.toml."""
+        """They are compared, and are from the start what run.toml gives back: tuples are lists."""
         import tomli_w  # which the image of a replay is without, and needs no environment
 
-        for leaf in leaves(value):
-            if isinstance(leaf, float) and math.isnan(leaf):
-                raise ValueError("NaN equals nothing, not even itself; give a number")
-            if isinstance(leaf, str) and leaf.encode(errors="ignore").decode() != leaf:
-                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
         try:
-            toml_tables(tomli_w.dumps(value))
-        except (TypeError, AttributeError, ValueError):
+            kept = toml_tables(tomli_w.dumps(value))
+        except (TypeError, AttributeError, ValueError, RecursionError):
             raise ValueError(
                 f"{reprlib.repr(value)} cannot be kept in run.toml; give texts, true and false, numbers of "
                 f"at most 64 bits, and lists and tables of these"
             ) from None
-        return value
+        if dates := [leaf for leaf in leaves(kept) if isinstance(leaf, (date, time))]:
+            raise ValueError(f"{dates[0]} is a date or a time, which no environment is given; give a text")
+        for leaf in leaves(kept):
+            if isinstance(leaf, float) and math.isnan(leaf):
+                raise ValueError("NaN equals nothing, not even itself; give a number")
+            if isinstance(leaf, str) and leaf.encode(errors="ignore").decode() != leaf:
+                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
+        return kept
 
 
 class ReplayConfig(Section):

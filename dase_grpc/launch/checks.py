@@ -1,8 +1,8 @@
-"""Checks before a run begins or goes on: of environment, device, room and buffer; and `dase verify`."""
+"""Checks before a run begins or goes on: of environment, device and buffer; and `dase verify`."""
 
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,25 +16,21 @@ from dase_grpc.config.resolve import RunConfig, require_capacity
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.config.texts import transitions
 from dase_grpc.errors import (
-    CapacityError,
     ConfigError,
     DataDirectoryError,
     EnvironmentHangsError,
     RunDirectoryError,
 )
 from dase_grpc.launch.console import say
+from dase_grpc.launch.room import require_networks
 from dase_grpc.learning.envs.make import tried_out
 from dase_grpc.process.ends import boot_id, end_now
 from dase_grpc.process.watchdog import Watch, say_where, watchdog
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import DataDirectory
-from dase_grpc.replay.buffer.durable import inspect, reserved_bytes
-from dase_grpc.replay.buffer.ring import require_reservable
+from dase_grpc.replay.buffer.durable import inspect
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import TransitionSchema
-
-IN_MEMORY: Final = "--set replay.storage=memory"
-"""How a user asks for that."""
 
 ASIDE: Final = "replay-before-resume"
 
@@ -44,39 +40,78 @@ BEGIN_EMPTY: Final = (
 )
 """What `dase resume` offers where the buffer cannot be gone on with."""
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of a container, as it sees its own: cgroup v2 and v1."""
-
 
 # -- settings, device and environment -----------------------------------------------------------------
+
+
+class Checks:
+    """What can only be known of runs with the environment and the machine at hand.
+
+    What several runs have in common is tried out once. `gpus` are those that the runs are given; `here` says
+    whether they are to be on this machine.
+    """
+
+    def __init__(self, gpus: Gpus | None = None, *, here: bool = True) -> None:
+        self._gpus = gpus
+        self._here = here
+        self._schemas: dict[str, TransitionSchema] = {}
+        self._tried: set[Hashable] = set()
+
+    def check(
+        self, config: RunConfig, *, starts_actors: bool = False, stacked: bool = False
+    ) -> TransitionSchema:
+        """Checks a run; returns the layout of its transitions.
+
+        `starts_actors` says whether the caller starts the actors that the settings ask for, `stacked` whether
+        the agents are updated at once.
+
+        Raises:
+            UsageError: the device, the environment, an algorithm, a measure or a capacity in bytes does not
+                go together with the settings, or the networks find no room.
+        """
+        require_actors(config, starts_actors=starts_actors)
+        check_devices(config, self._gpus)
+        schema = self._layout(config.env)
+        check_capacity(config, schema)
+        if self._here:
+            require_networks(config, schema, gpus=self._gpus)
+        self._once(partial(check_measure, config, schema), config.dps, config.train.agents, schema)
+        asked = (config.train.method, config.train.cuda_graph, config.replay.sampling, config.dps.measure)
+        check = partial(check_algorithms, config, schema, gpus=self._gpus, stacked=stacked)
+        self._once(check, config.distinct_agents, asked, stacked, schema)
+        return schema
+
+    def _layout(self, env: EnvConfig) -> TransitionSchema:
+        key = env.model_dump_json()
+        if key not in self._schemas:
+            self._schemas[key] = probed(env)
+        return self._schemas[key]
+
+    def _once(self, look: Callable[[], None], *depends_on: Hashable) -> None:
+        """Has a look, unless it was had already with all that its outcome depends on."""
+        if depends_on not in self._tried:
+            look()
+            self._tried.add(depends_on)
 
 
 def check(
     config: RunConfig, *, gpus: Gpus | None = None, starts_actors: bool = False, stacked: bool = False
 ) -> TransitionSchema:
-    """Checks what can only be known with the environment and the machine at hand; returns the layout.
+    """Checks one run that is to be on this machine, as `Checks.check` does."""
+    return Checks(gpus).check(config, starts_actors=starts_actors, stacked=stacked)
 
-    `starts_actors` says whether the caller starts the actors that the settings ask for, `stacked` whether the
-    agents are updated at once.
 
-    Raises:
-        UsageError: the device, the environment, an algorithm, a measure or a capacity in bytes does not go
-            together with the settings.
-    """
-    if not config.train.explore and not (starts_actors and config.train.actors):
-        told = (
-            "; have them started with --actors N, or start each node with dase node (docs/roles.md)"
-            if starts_actors
-            else ", which neither --lockstep, --stack nor dase drill starts; leave it out"
-        )
-        raise ConfigError(f"train.explore = false leaves exploring to actor nodes{told}")
-    check_devices(config, gpus)
-    schema = probed(config.env)
-    check_capacity(config, schema)
-    check_measure(config, schema)
-    check_algorithms(config, schema, gpus=gpus, stacked=stacked)
-    return schema
+def require_actors(config: RunConfig, *, starts_actors: bool) -> None:
+    """Checks that somebody explores."""
+    if config.train.explore or (starts_actors and config.train.actors):
+        return
+    told = (
+        "; have them started with --actors N or train.actors = N, or start each node with dase node "
+        "(docs/roles.md)"
+        if starts_actors
+        else ", which neither --lockstep, --stack nor dase drill starts; leave it out"
+    )
+    raise ConfigError(f"train.explore = false leaves exploring to actor nodes{told}")
 
 
 def check_devices(config: RunConfig, gpus: Gpus | None = None) -> tuple[int, ...]:
@@ -178,94 +213,6 @@ def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
         require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-# -- room on disk and in memory -----------------------------------------------------------------------
-
-
-def keeps_on_disk(config: RunConfig) -> bool:
-    """Whether the buffer of a local cluster is kept on disk, which needs Linux."""
-    return config.replay.storage == "disk" and sys.platform == "linux"
-
-
-def reserve(config: RunConfig, schema: TransitionSchema, root: Path) -> str:
-    """Checks that the disk of `root`, which may not be there yet, has room; says how much the buffer takes.
-
-    Nothing is written.
-    """
-    if not keeps_on_disk(config):
-        require_memory(config, schema)
-        why = "" if config.replay.storage == "memory" else ", since only Linux can keep it on disk"
-        return f"buffer in memory{why}: it ends with the replay's process"
-    wanted, free = disk_bytes(config, schema), free_disk(root)
-    if wanted > free:
-        raise ConfigError(
-            f"the buffer takes {shown_size(wanted)} of disk in {root}, and {shown_size(free)} are free; free "
-            f"space there, lower replay.capacity, or keep the buffer in memory with {IN_MEMORY}"
-        )
-    return (
-        f"buffer on disk: {shown_size(wanted)} are reserved in the run's folder "
-        f"({IN_MEMORY} keeps it in memory)"
-    )
-
-
-def disk_bytes(config: RunConfig, schema: TransitionSchema) -> int:
-    """What a buffer on disk takes from its start on."""
-    return reserved_bytes(schema, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
-
-
-def require_memory(config: RunConfig, schema: TransitionSchema) -> None:
-    """Checks that a buffer that is kept in memory finds room there: all that the run can store in it.
-
-    It takes the memory as it fills up, so without this a run might be killed when it is far on. Addresses
-    for the whole capacity are reserved at once, and the system gives none that it could never fill.
-    """
-    try:
-        require_reservable(config.replay.capacity, row_bytes=schema.row_bytes)
-    except CapacityError as error:
-        raise ConfigError(str(error)) from None
-    capacity = transitions(config.replay.capacity, row_bytes=schema.row_bytes)
-    stored = min(capacity, config.train.agents * config.train.steps)
-    wanted, free = stored * schema.row_bytes, free_memory()
-    if wanted > free:
-        raise ConfigError(
-            f"the buffer takes {shown_size(wanted)} of memory when it holds {stored:,} transitions, and "
-            f"{shown_size(free)} are available; lower replay.capacity, or end what else takes memory"
-        )
-
-
-def free_disk(path: Path) -> int:
-    """Bytes that are free on the disk of a folder, which may not be there yet."""
-    found = os.statvfs(nearest_folder(path))
-    return found.f_bavail * found.f_frsize
-
-
-def nearest_folder(path: Path) -> Path:
-    """The path itself if it is there, else the first of its parents that is."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-
-
-def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
-    """Bytes of memory that a new process may use without others losing theirs, or a container being ended.
-
-    Where the system does not tell, all that the machine has.
-    """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    available = (line for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:"))
-    limits = (line for name in _LIMITS for line in _lines(cgroups / name) if line.isdecimal())
-    return min([*found, *(int(line.split()[1]) << 10 for line in available), *map(int, limits)])
-
-
-def shown_size(count: int) -> str:
-    """Bytes as people read them."""
-    return f"{count / 2**20:,.1f} MiB" if count < 10 * 2**30 else f"{count / 2**30:,.1f} GiB"
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 # -- what a run has kept ------------------------------------------------------------------------------

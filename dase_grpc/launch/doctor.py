@@ -22,8 +22,8 @@ from packaging.version import Version
 from rich.console import Console
 from rich.text import Text
 
-from dase_grpc.launch.checks import free_disk, free_memory, nearest_folder, shown_size
 from dase_grpc.launch.console import STYLES, Verdict, plain_table
+from dase_grpc.launch.room import free_disk, free_memory, nearest_folder, shown_size
 from dase_grpc.process.ends import MORE_FILES, too_few_files
 
 PACKAGE: Final = "dase-grpc"

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from dase_grpc.config.presets import layered
+from dase_grpc.config.resolve import dotted, parse_assignments, setting_names
 from dase_grpc.config.sections import EnvConfig
-from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.errors import ConfigError, EnvironmentSpecError
 from dase_grpc.launch.checks import end_hanging
 from dase_grpc.launch.console import STYLES, Verdict, plain_table
 from dase_grpc.learning.envs.answers import ActionMap, summary, to_float32
@@ -41,15 +42,27 @@ def check_env_here(env_id: str, assignments: Sequence[str], console: Console) ->
     A call that does not return within `env.timeout_s` ends the process, with one sentence.
 
     Raises:
-        ConfigError: a setting is unknown or out of range.
+        ConfigError: a setting is unknown, out of range, or not of the environment.
     """
     config = layered(flags={"env.id": env_id}, assignments=assignments).env
+    _require_read(assignments)
     watch = Watch("the environment that is checked")
     with watchdog([watch], timeout_s=config.timeout_s, on_hang=end_hanging):
         rules = list(rules_of(config, watch))
     cells = ((rule.name, Text(rule.verdict, STYLES[rule.verdict]), rule.found) for rule in rules)
     console.print(plain_table("rule", "is", "found", rows=cells))
     return int(any(rule.verdict == "bad" for rule in rules))
+
+
+def _require_read(assignments: Sequence[str]) -> None:
+    """Checks that no setting is given that the look does not read."""
+    for name, _ in dotted(parse_assignments(assignments), setting_names()):
+        if name == "env.id":
+            raise ConfigError("--set env.id and ID both name the environment; leave --set env.id out")
+        if not name.startswith("env."):
+            raise ConfigError(
+                f"--set {name} says nothing about the environment that is checked; leave it out"
+            )
 
 
 def rules_of(config: EnvConfig, watch: Watch) -> Iterator[Rule]:

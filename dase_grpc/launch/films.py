@@ -1,14 +1,17 @@
 """Films: an episode of a policy, drawn by its environment, as a .mp4 or .gif file."""
 
 import ctypes.util
+import errno
 import importlib
 import logging
 import math
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +25,7 @@ from dase_grpc.learning.envs.make import Environment, make_env
 from dase_grpc.learning.envs.restarts import EnvironmentBroke, WatchedEnv
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.runs.checkpoint import Checkpoint
+from dase_grpc.runs.files import STAGING_PREFIX, written
 
 Frames = Sequence[npt.NDArray[np.uint8]]
 
@@ -32,6 +36,9 @@ MAX_STEPS: Final = 1_000
 _DEFAULT_FPS: Final = 30
 _GIF_FPS: Final = 25
 """Browsers slow down pictures that are shorter than 20 ms."""
+
+_TOO_LITTLE: Final = 64 * 1024
+"""Bytes; where no more are free, a film is short for want of room: ffmpeg does not say why it is."""
 
 INSTALL_GL: Final = (
     "install a software renderer (Debian, Ubuntu: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 "
@@ -51,7 +58,7 @@ def prepare_video(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--video {path}: there is no folder {path.parent}")
     if path.suffix.lower() == ".mp4":
-        _mp4_writer()
+        _mp4_modules()
     choose_mujoco_backend(os.environ)
     try:
         importlib.import_module("mujoco")
@@ -87,15 +94,21 @@ def _make_visible(env_id: str, kwargs: dict[str, Any]) -> Environment:
 
 
 def write_video(path: Path, frames: Frames, *, fps: float) -> None:
-    """Writes (H, W, 3) frames as the format that the path's ending names."""
-    try:
-        if path.suffix.lower() == ".gif":
-            _write_gif(path, frames, fps=fps)
-        else:
-            # ImageIO would scale the pictures to even sides, and warn.
-            _mp4_writer().mimwrite(path, list(map(_even, frames)), fps=fps, macro_block_size=None)
-    except OSError as error:
-        raise UsageError(f"cannot write the video {path}: {error.strerror or error}") from None
+    """Writes (H, W, 3) frames as the format that the path's ending names, all at once.
+
+    Raises:
+        UsageError: it cannot be written; what was at `path` is there still, and nothing else.
+    """
+    write = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
+    with (
+        written(f"the video {path}"),
+        TemporaryDirectory(dir=path.parent, prefix=STAGING_PREFIX) as folder,
+    ):
+        staged = Path(folder) / f"film{path.suffix.lower()}"
+        write(staged, frames, fps=fps)
+        with staged.open("rb") as file:
+            os.fsync(file.fileno())
+        staged.replace(path)
 
 
 def _even(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -111,7 +124,26 @@ def _write_gif(path: Path, frames: Frames, *, fps: float) -> None:
     first.save(path, format="GIF", save_all=True, append_images=others, duration=duration, loop=0)
 
 
-def _mp4_writer() -> Any:
+def _write_mp4(path: Path, frames: Frames, *, fps: float) -> None:
+    imageio, ffmpeg = _mp4_modules()
+    with suppress(OSError):  # many lines; and where ffmpeg only ends too early, nothing is raised
+        # ImageIO would scale the pictures to even sides, and warn.
+        imageio.mimwrite(
+            path, list(map(_even, frames)), fps=fps, macro_block_size=None, ffmpeg_log_level="quiet"
+        )
+    try:
+        found = ffmpeg.count_frames_and_secs(path)[0]
+    except RuntimeError:  # it is no film at all
+        found = 0
+    if found != len(frames):
+        disk = os.statvfs(path.parent)
+        if disk.f_bavail * disk.f_frsize < _TOO_LITTLE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.EIO, f"ffmpeg has written {found} of {len(frames)} frames")
+
+
+def _mp4_modules() -> tuple[Any, Any]:
+    """ImageIO and its ffmpeg."""
     try:
         import imageio.v2
         import imageio_ffmpeg  # type: ignore[import-untyped]  # it ships no types
@@ -121,7 +153,7 @@ def _mp4_writer() -> Any:
         raise UsageError(
             f'writing .mp4 needs ffmpeg ({error}), so run: pip install "dase-grpc[video]", or choose .gif'
         ) from None
-    return imageio.v2
+    return imageio.v2, imageio_ffmpeg
 
 
 def _is_mujoco(env: Environment) -> bool:

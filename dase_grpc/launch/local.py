@@ -11,7 +11,6 @@ from typing import Self
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
-from dase_grpc.launch.checks import keeps_on_disk
 from dase_grpc.launch.console import pasted
 from dase_grpc.launch.display import Display, Snapshot
 from dase_grpc.launch.forks import ForkServer
@@ -25,6 +24,7 @@ from dase_grpc.launch.processes import (
     node_arguments,
     start_node,
 )
+from dase_grpc.launch.room import keeps_on_disk
 from dase_grpc.launch.supervision import USUAL, Silence, Supervisor, Timing, is_lasting, silent_nodes
 from dase_grpc.process.lifecycle import is_orphaned
 from dase_grpc.process.tasks import first_cause, unless

@@ -8,7 +8,7 @@ from typing import Final
 
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.launch import checks
+from dase_grpc.launch import checks, room
 from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.forks import fork_server
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
@@ -67,10 +67,10 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
         say(console, f"note: {_OTHER_BETA}")
     resumed = None
     if mode in IN_ROUNDS:
-        checks.require_memory(config, schema)
+        room.require_memory(config, schema, gpus=options.gpus)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
-        steps = _resume_cluster(directory, config, schema, console, empty_buffer=options.empty_buffer)
+        steps = _resume_cluster(directory, config, schema, console, options)
     directory = directory.resumed(config, from_steps=steps, command=options.command)
     done = f"{min(steps):,}" if len(set(steps)) == 1 else ", ".join(f"{each:,}" for each in steps)
     say(console, f"resuming {options.path} from step {done} of {config.train.steps:,}")
@@ -126,8 +126,7 @@ def _resume_cluster(
     config: RunConfig,
     schema: TransitionSchema,
     console: PatientConsole,
-    *,
-    empty_buffer: bool,
+    options: ResumeOptions,
 ) -> list[int]:
     """Checks what the nodes, which rewind their files themselves, will go on from; the learners' steps."""
     found: list[Checkpoint | None] = []
@@ -146,15 +145,15 @@ def _resume_cluster(
             say(console, f"note: agent {agent_id} has no checkpoint, so it begins anew")
     steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
     _require_fit(config, schema, whole, steps)
-    if empty_buffer:
-        reserved = checks.reserve(config, schema, directory.path)
+    if options.empty_buffer:
+        reserved = room.reserve(config, schema, directory.path, gpus=options.gpus)
         aside = checks.put_buffer_aside(directory)
         if aside is not None:
             say(console, f"note: the buffer that was there is put aside in {aside}")
         say(console, reserved)
     elif not checks.has_buffer(directory):
         raise buffer_is_gone(directory)
-    elif not checks.keeps_on_disk(config):
+    elif not room.keeps_on_disk(config):
         raise ConfigError(
             f"the buffer of {directory.path} lies on disk, and its replay is to keep it in memory "
             f"(replay.storage = {config.replay.storage!r}); set that back, or begin with --empty-buffer"
@@ -164,7 +163,7 @@ def _resume_cluster(
 
 def buffer_is_gone(directory: RunDirectory) -> ConfigError:
     """What to say of a run without a buffer: where that was, and what can be done."""
-    on_disk = checks.keeps_on_disk(directory.config)
+    on_disk = room.keeps_on_disk(directory.config)
     what = "is not in its replay/ any more" if on_disk else "was kept in memory and is gone"
     return ConfigError(f"the buffer of {directory.path} {what}; {checks.BEGIN_EMPTY}")
 

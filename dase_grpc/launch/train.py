@@ -20,7 +20,7 @@ from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import MAX_BYTES
 from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
-from dase_grpc.launch import checks
+from dase_grpc.launch import checks, room
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.forks import ForkServer
@@ -124,9 +124,9 @@ def new_run(options: TrainOptions) -> Iterator[tuple[TrainOptions, RunDirectory,
         _require_one_process(options)
     schema = checks.check(config, gpus=options.gpus, starts_actors=not in_rounds, stacked=options.stack)
     if in_rounds:
-        checks.require_memory(config, schema)
+        room.require_memory(config, schema, gpus=options.gpus)
     else:
-        buffer = checks.reserve(config, schema, root)
+        buffer = room.reserve(config, schema, root, gpus=options.gpus)
     directory = _new_directory(options)
     with closing(FolderLock.acquire(directory.path)):
         yield options, directory, buffer

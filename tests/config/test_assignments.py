@@ -48,6 +48,12 @@ def test_an_assignment_without_a_section_is_refused_with_the_setting_it_may_mean
     assert "e.g. --set dps.divergence=kl" in str(refusal_of("nonsense=1"))
 
 
+def test_an_assignment_to_a_section_is_refused_with_the_form_of_one_in_it():
+    error = refusal_of("agent={hidden=[4]}")
+    assert_one_sentence(error, "name a setting in the section agent, e.g. --set agent.algorithm=VALUE")
+    assert_one_sentence(refusal_of("members=[]"), "name the algorithms of a mixed ensemble as in --algo")
+
+
 @pytest.mark.parametrize("agents", [{}, {"agents": 1}, {"agents": "1"}])
 def test_single_in_a_file_is_one_agent(agents):
     config = resolve({"train": {"method": "single", **agents}})
@@ -94,7 +100,7 @@ def test_assignments_may_go_deeper_than_a_section_and_merge():
     assert parse_assignments(texts) == {"env": {"kwargs": {"reward": {"scale": 2, "bias": 1}}, "id": "X"}}
 
 
-@pytest.mark.parametrize("text", ["", "=", "a.b", "train=5", "=5", ".b=5", "a.=5", "a..b=5"])
+@pytest.mark.parametrize("text", ["", "=", "a.b", "=5", ".b=5", "a.=5", "a..b=5"])
 def test_an_assignment_of_another_form_is_refused_with_an_example(text):
     with refuses(ConfigError, "--set", repr(text), "--set dps.divergence=kl"):
         parse_assignments([text])

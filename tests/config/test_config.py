@@ -175,6 +175,8 @@ WRONG = {
     "agent.n_step=0": "agent.n_step = 0 must be greater than 0",
     "agent.n_step=1001": "agent.n_step = 1001 must be at most 1000",
     "agent.n_step=1.5": "agent.n_step = 1.5 must be a whole number",
+    "agent.hidden=[64,99999999999]": "agent.hidden.1 = 99999999999 must be at most 65536",
+    "agent.hidden=[0]": "agent.hidden.0 = 0 must be greater than 0",
     "agent.tau=0": "agent.tau = 0 must be greater than 0.0",
     "agent.algorithm=ppo": "agent.algorithm = 'ppo' is not one of td3, ddpg, sac; name one of these, or one "
     "of your own as package.module:Class",

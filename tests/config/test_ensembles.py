@@ -138,6 +138,8 @@ def test_only_a_pair_that_distils_shares_no_experience():
 
 
 MIXED = {"agent.algorithm": "td3,sac"}
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,10 @@ MIXED = {"agent.algorithm": "td3,sac"}
         ({"method": "dpd", "flags": {"agent.algorithm": "td3,sac,ddpg"}}, "--method dpd trains 2 agents"),
         ({"method": "single", "flags": MIXED}, "or choose --method dase"),
         ({"method": "single", "assignments": ["train.agents=2"]}, "trains one agent, and 2 are asked for"),
+        ({"method": "single", "assignments": ['train.agents="2"']}, "trains one agent, and 2 are asked for"),
+        ({"method": "single", "flags": {"train.agents": True}}, "train.agents = true must not be true"),
+        ({"assignments": ["train.method=single", "train.agents=x"]}, 'train.agents = "x" must be a whole'),
+        ({"method": "dase", "assignments": ["train.agents='1'"]}, "give at least --agents 2"),
         (
             {"method": "dase", "assignments": ["train.agents=1"]},
             "--method dase shares experience between agents",
@@ -175,6 +181,9 @@ MIXED = {"agent.algorithm": "td3,sac"}
         ({"flags": {"train.seed": 10**5_000}}, "thousands of digits is too large"),
         ({"assignments": ["train.steps=" + "9" * 5_000]}, "is too large"),
         ({"assignments": ["env.kwargs.x=nan"]}, "env.kwargs: NaN equals nothing"),
+        ({"assignments": ["env.kwargs.x=2024-01-31"]}, "env.kwargs: 2024-01-31 is a date or a time"),
+        ({"assignments": ["env.kwargs.x=[{a=10:30:00}]"]}, "env.kwargs: 10:30:00 is a date or a time"),
+        ({"flags": {"env.kwargs": {"x": ENDLESS}}}, "cannot be kept in run.toml"),
         ({"assignments": ["env.kwargs.x=\udcff"]}, "cannot be written as UTF-8"),
         ({"assignments": ["env.kwargs.x=[{a='\udcff'}]"]}, "cannot be written as UTF-8"),
     ],
@@ -182,6 +191,12 @@ MIXED = {"agent.algorithm": "td3,sac"}
 def test_what_cannot_be_is_one_sentence(given, words):
     with refuses(ConfigError, words):
         layered(**given)
+
+
+@pytest.mark.parametrize("agents", ['"1"', "1.0", "1e0", "01"])
+def test_one_agent_may_be_written_in_any_way(agents):
+    for given in ({"method": "single"}, {"flags": {"train.method": "single"}}):
+        assert layered(assignments=[f"train.agents={agents}"], **given).train.agents == 1
 
 
 @pytest.mark.parametrize("agents", [4, 4.0, "4", "4e0"])

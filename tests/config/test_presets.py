@@ -3,6 +3,7 @@
 import copy
 import tomllib
 
+import numpy as np
 import pytest
 import tomli_w
 from contracts.sentences import refuses
@@ -214,6 +215,14 @@ def test_presets_are_the_same_after_use(file):
     before = copy.deepcopy(dict(PRESETS))
     layered(preset_name="quickstart", file=file, assignments=["env.kwargs.c=1", "agent.hidden=[1]"])
     assert dict(PRESETS) == before
+
+
+def test_arguments_of_an_environment_are_what_a_resumed_run_reads_from_the_start():
+    given = {"a": (1, [(2.0, "x")]), "b": {"c": ({"d": ()},)}, "e": np.float64(0.5), "f": True}
+    config = resolve({"env": {"kwargs": given}})
+    assert config.env.kwargs == {"a": [1, [[2.0, "x"]]], "b": {"c": [{"d": []}]}, "e": 0.5, "f": True}
+    assert type(config.env.kwargs["e"]) is float
+    assert resolve(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json")))) == config
 
 
 def test_an_infinite_argument_of_an_environment_is_kept():

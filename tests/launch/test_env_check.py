@@ -1,11 +1,14 @@
 """`dase check-env`: every rule of training, held to environments that keep and break it."""
 
 import pytest
+from contracts.sentences import refuses
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dase_grpc.cli.main import app
 from dase_grpc.config.sections import EnvConfig
-from dase_grpc.launch.env_check import rules_of
+from dase_grpc.errors import ConfigError
+from dase_grpc.launch.env_check import check_env_here, rules_of
 from dase_grpc.process.watchdog import Watch
 
 
@@ -45,6 +48,18 @@ def test_the_command_prints_a_table_and_says_by_its_code_whether_agents_can_trai
     assert done.exit_code == code, done.output
     assert "rule" in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("agent.hidden=[4]", "--set agent.hidden says nothing about the environment"),
+        ("env.id=worlds:PointGoal", "--set env.id and ID both name the environment"),
+    ],
+)
+def test_a_setting_that_it_does_not_read_is_refused(assignment, said):
+    with refuses(ConfigError, said, "leave"):
+        check_env_here("worlds:PointGoal", [assignment], Console())
 
 
 def test_nothing_in_the_table_is_markup():

@@ -7,23 +7,29 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from contracts.sentences import assert_one_sentence
 from replay.buffer.store_cases import SCHEMA
 from small import new_run, small_config
 
+from dase_grpc.config.algorithms import ALGORITHMS, AgentConfig
+from dase_grpc.config.gpus import Gpus
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
-from dase_grpc.launch import checks
-from dase_grpc.launch.checks import (
+from dase_grpc.launch import checks, room
+from dase_grpc.launch.checks import check, has_buffer, put_buffer_aside
+from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
+from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
+from dase_grpc.launch.room import (
     free_disk,
     free_memory,
-    has_buffer,
     keeps_on_disk,
-    put_buffer_aside,
+    network_bytes,
+    networks_bytes,
     require_memory,
     reserve,
 )
-from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
-from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
+from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.runs.directory import RunDirectory
 
@@ -44,7 +50,7 @@ def test_the_room_that_a_buffer_takes_is_told_and_nothing_is_made(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "free_disk", lambda path: 2**20)
+    monkeypatch.setattr(room, "free_disk", lambda path: 2**20)
     with pytest.raises(
         ConfigError, match=r"of disk in .*, and 1\.0 MiB are free; free space there"
     ) as caught:
@@ -60,12 +66,49 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypat
 @pytest.mark.parametrize("check", [require_memory, partial(reserve, root=Path("/"))])
 def test_a_buffer_in_memory_that_cannot_fill_up_there_is_refused_with_both_sizes(monkeypatch, check):
     kept = partial(small_config, replay__storage="memory", replay__capacity="1GiB", train__agents=2)
-    monkeypatch.setattr(checks, "free_memory", lambda: 100 * SCHEMA.row_bytes)
+    networks = networks_bytes(kept(), SCHEMA, None)
+    monkeypatch.setattr(room, "free_memory", lambda: 100 * SCHEMA.row_bytes + networks)
     with pytest.raises(ConfigError, match=r"takes .* MiB of memory when it holds 102 transitions") as caught:
         check(kept(train__steps=51), SCHEMA)
-    assert_one_sentence(caught.value, "are available; lower replay.capacity")
+    assert_one_sentence(caught.value, "are available beside the networks; lower replay.capacity")
     check(kept(train__steps=50), SCHEMA)  # which never fills it
     check(small_config(replay__storage="memory", replay__capacity=100, train__steps=51), SCHEMA)
+
+
+@pytest.mark.parametrize("settings", [{}, {"replay__storage": "memory"}])
+@pytest.mark.parametrize("look", [check, partial(check, gpus=Gpus.parse("0"))])
+def test_networks_that_find_no_room_in_memory_are_refused_with_both_sizes(monkeypatch, settings, look):
+    monkeypatch.setattr(room, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(checks, "check_devices", lambda config, gpus: ())
+    config = small_config(agent__hidden=[65_536, 16], **settings)
+    if look is not check:
+        look(config)  # they lie in the GPU's memory
+        return
+    with pytest.raises(ConfigError) as caught:
+        look(config)
+    told = "the networks of 2 agents take at least 140.0 MiB of memory, and 1.0 MiB are available; lower "
+    assert_one_sentence(caught.value, told + "the numbers in agent.hidden")
+
+
+def test_the_networks_of_each_member_count(monkeypatch):
+    small = {"hidden": [16], "batch_size": 32, "start_steps": 20}
+    config = small_config(train__agents=2).model_dump(exclude={"agent"})
+    mixed = resolve(config, {"members": [small, {**small, "hidden": [65_536, 64]}]})
+    monkeypatch.setattr(room, "free_memory", lambda: 2**20)
+    with pytest.raises(ConfigError) as caught:
+        check(mixed)
+    assert_one_sentence(
+        caught.value, "the networks of 2 agents take at least", "lower the numbers in the members' hidden, or"
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_networks_take_is_what_an_agent_makes(algorithm):
+    config = AgentConfig(algorithm=algorithm, hidden=(120, 90))
+    agent = make_agent(config, SCHEMA, seed=0, agent_id=0, device=torch.device("cpu"))
+    gradients = [agent.flats[name].gradient for name in ("actor", "critic")]
+    made = sum(each.nbytes for each in [*agent.state_dict().values(), *gradients])
+    assert network_bytes(config, SCHEMA) == pytest.approx(made, rel=0.03)
 
 
 def test_a_buffer_that_a_run_does_not_fill_is_refused_too_where_no_machine_can_reserve_it(tmp_path):

@@ -28,6 +28,6 @@ def test_every_setting_and_preset_is_described() -> None:
 def test_constraints_are_shown_in_words() -> None:
     rows = {line.split("`")[1]: line for line in document().splitlines() if line.startswith("| `")}
     assert "| ≥ 0, < 1 |" in rows["agent.gamma"]
-    assert "| list of integers | `[256, 256]` | not empty, each > 0 |" in rows["agent.hidden"]
+    assert "| list of integers | `[256, 256]` | not empty, each > 0, ≤ 65536 |" in rows["agent.hidden"]
     assert "| integer or text |" in rows["replay.capacity"]
     assert '`"jeffreys"`, `"js"`' in rows["dps.divergence"]

@@ -6,14 +6,14 @@ import difflib
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.launch import checks
+from dase_grpc.launch import checks, room
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiments.file import ExperimentFile, read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State
@@ -53,6 +53,11 @@ class ExperimentOptions:
     cell: str | None = None
     gpu: str | None = None
 
+    @property
+    def gpus(self) -> Gpus | None:
+        """Those of the one cell that is run here; None for the CPU."""
+        return None if self.gpu is None else Gpus.parse(self.gpu)
+
 
 @dataclass(frozen=True)
 class _Checked:
@@ -64,6 +69,11 @@ class _Checked:
     schemas: Mapping[str, TransitionSchema]
     folder: ExperimentFolder
     console: PatientConsole
+
+    def require_room(self, cells: Sequence[RunCell], *, at_once: int, limit: str) -> None:
+        """Checks that `cells`, which are to run on this machine, find room on its disk and in its memory."""
+        self.require_disk(cells, at_once=at_once, limit=limit)
+        require_memory(cells, self.schemas, at_once=at_once, gpus=self.options.gpus, limit=limit)
 
     def require_disk(self, cells: Sequence[RunCell], *, at_once: int, limit: str) -> None:
         """Checks that the buffers of `cells` find room (`require_disk`)."""
@@ -114,7 +124,7 @@ def _checked(options: ExperimentOptions) -> _Checked:
     with contextlib.chdir("."), contextlib.redirect_stdout(sys.stderr if prints else sys.stdout):
         matrix = cells_of(experiment)
         cells = matrix.cells if options.cell is None else [_named(options.cell, matrix.cells)]
-        schemas = check_cells(cells, gpus=None if options.gpu is None else Gpus.parse(options.gpu))
+        schemas = check_cells(cells, gpus=options.gpus)
     for note in matrix.notes if options.cell is None else ():
         say(console, f"note: {note}")
     folder = ExperimentFolder(options.root / experiment.name, keep_buffers=experiment.keep_buffers)
@@ -148,13 +158,16 @@ def _run_here(checked: _Checked) -> int:
     jobs = checked.options.jobs or usable_cores()
     where = f"on {several(jobs, 'core')}"
     if checked.options.dry_run:
-        say_plan(console, cells, folder.states(cells), where)
+        states = folder.states(cells)
+        say_plan(console, cells, states, where)
+        todo = _unfinished(cells, states)
+        checked.require_room(todo, at_once=cells_at_once(todo, jobs), limit="--jobs")
         return ALL_FINISHED
     with folder.locks.all_cells(partial(say, console)) as lock:
         states = folder.states(cells)
         todo = _unfinished(cells, states)
         board = Scoreboard(console, todo, done=len(cells) - len(todo), read=folder.reading)
-        checked.require_disk(todo, at_once=cells_at_once(todo, jobs), limit="--jobs")
+        checked.require_room(todo, at_once=cells_at_once(todo, jobs), limit="--jobs")
         if todo:
             say_plan(console, cells, states, where, listed=False)
             runner = CellRunner(folder, board, jobs=jobs, locks=(lock,))
@@ -170,7 +183,7 @@ def _run_one(checked: _Checked, cell: RunCell) -> int:
         if folder.states([cell])[cell.name].kind == "finished":
             say(console, f"{cell.name} is finished already")
             return ALL_FINISHED
-        checked.require_disk([cell], at_once=1, limit="at_once")
+        checked.require_room([cell], at_once=1, limit="at_once")
         board = Scoreboard(console, [cell], done=0, read=folder.reading)
         runner = CellRunner(folder, board, jobs=cell.weight, locks=locks, gpu=checked.options.gpu)
         before = folder.kept_step(cell)
@@ -267,18 +280,22 @@ def usable_cores() -> int:
 
 
 def check_cells(cells: Sequence[RunCell], gpus: Gpus | None = None) -> dict[str, TransitionSchema]:
-    """Tries each environment out once, and checks each buffer's size; the layouts by the cells' names."""
-    tried: dict[str, TransitionSchema] = {}
-    found: dict[str, TransitionSchema] = {}
+    """Checks each cell as a run of its own, but for its room; the layouts by the cells' names."""
+    looks, found = checks.Checks(gpus, here=False), dict[str, TransitionSchema]()
     for cell in cells:
-        key = cell.config.env.model_dump_json()
-        try:
-            checks.check_devices(cell.config, gpus)
-            found[cell.name] = tried[key] = tried.get(key) or checks.probed(cell.config.env)
-            checks.check_capacity(cell.config, tried[key])
-        except DaseError as error:
-            raise type(error)(f"cell {cell.name}: {error}") from None
+        with _named_by(cell):
+            if cell.mode == "lockstep":
+                checks.require_one_gpu(gpus)
+            found[cell.name] = looks.check(cell.config, starts_actors=cell.mode == "cluster")
     return found
+
+
+@contextlib.contextmanager
+def _named_by(cell: RunCell) -> Iterator[None]:
+    try:
+        yield
+    except DaseError as error:
+        raise type(error)(f"cell {cell.name}: {error}") from None
 
 
 def _conclude(checked: _Checked, todo: Sequence[RunCell], outcomes: Mapping[str, Outcome]) -> int:
@@ -320,17 +337,48 @@ def require_disk(
     may run `at_once` count, the largest ones, or all where finished cells keep theirs (`kept`). `schemas` are
     the layouts of the cells' transitions, by name, `limit` what is to be lowered for fewer at once.
     """
-    waiting = [cell for cell in cells if cell.mode == "cluster" and checks.keeps_on_disk(cell.config)]
+    waiting = [cell for cell in cells if cell.mode == "cluster" and room.keeps_on_disk(cell.config)]
     if not waiting:
         return
     at_once = len(waiting) if kept else at_once
     missing = [cell for cell in waiting if not (root / cell.name / "replay" / ROWS).exists()]
-    sizes = (checks.disk_bytes(cell.config, schemas[cell.name]) for cell in missing)
-    wanted, free = sum(sorted(sizes, reverse=True)[:at_once]), checks.free_disk(root)
+    sizes = (room.disk_bytes(cell.config, schemas[cell.name]) for cell in missing)
+    wanted, free = sum(sorted(sizes, reverse=True)[:at_once]), room.free_disk(root)
     if wanted > free:
         why = "cells that finish keep theirs" if kept else f"up to {min(at_once, len(waiting))} run at once"
-        shown, left = checks.shown_size(wanted), checks.shown_size(free)
+        shown, left = room.shown_size(wanted), room.shown_size(free)
         raise ConfigError(
             f"the cells' buffers take {shown} of disk in {root} ({why}), and {left} are free; free space "
             f"there, lower replay.capacity or {limit}, or set replay.storage = 'memory'"
+        )
+
+
+def require_memory(
+    cells: Sequence[RunCell],
+    schemas: Mapping[str, TransitionSchema],
+    *,
+    at_once: int,
+    gpus: Gpus | None,
+    limit: str,
+) -> None:
+    """Checks that buffers in memory and networks find room there, of those cells that may run `at_once`.
+
+    The arguments are as those of `require_disk`.
+    """
+    sizes = {}
+    for cell in cells:
+        in_memory = cell.mode == "lockstep" or not room.keeps_on_disk(cell.config)
+        with _named_by(cell):
+            buffer = room.buffer_bytes(cell.config, schemas[cell.name]) if in_memory else 0
+        sizes[cell.name] = buffer + room.networks_bytes(cell.config, schemas[cell.name], gpus)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:at_once]
+    wanted, free = sum(sizes[name] for name in largest), room.free_memory()
+    if wanted > free:
+        what = f"cell {largest[0]} takes" if len(largest) == 1 else f"{len(largest)} cells at once take"
+        instead = (
+            "replay.capacity or agent.hidden" if at_once == 1 else f"{limit}, replay.capacity or agent.hidden"
+        )
+        raise ConfigError(
+            f"{what} at least {room.shown_size(wanted)} of memory for buffer and networks, and "
+            f"{room.shown_size(free)} are available; lower {instead}, or end what else takes memory"
         )

@@ -134,7 +134,7 @@ def _check_unread(unread: Settings) -> None:
 def _read_by(method: str | None, settings: Settings) -> Settings:
     """The settings that a method reads; None is what all do. Some fix the number of agents."""
     unread = [f"{section}." for section, reader in _READ_BY_ONE.items() if reader != method]
-    unread += ["train.agents"] if settings.get(METHOD) in AGENTS_OF else []
+    unread += ["train.agents"] if str(settings.get(METHOD)) in AGENTS_OF else []
     return {key: value for key, value in settings.items() if not key.startswith(tuple(unread))}
 
 

@@ -13,7 +13,7 @@ from dase_grpc.errors import DivergedError
 from dase_grpc.learning.envs.answers import ActionMap, coarsened, summary
 from dase_grpc.learning.envs.make import Environment
 from dase_grpc.learning.envs.noise import Gaussian, Noise, require_action
-from dase_grpc.learning.envs.restarts import EnvironmentBroke, RestartableEnv, reset, step
+from dase_grpc.learning.envs.restarts import KEPT, EnvironmentBroke, RestartableEnv, reset, step
 from dase_grpc.learning.envs.steps import Episode, ExploredStep, NStep, Reason
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -39,7 +39,7 @@ def diverged(who: str, finding: str) -> DivergedError:
     """The error that says who has diverged, by what that was noticed, and what to do."""
     return DivergedError(
         f"{who} has diverged: {finding}; lower agent.actor_lr or agent.critic_lr, or scale the reward "
-        f"(the last checkpoint is kept)"
+        f"({KEPT})"
     )
 
 

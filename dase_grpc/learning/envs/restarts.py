@@ -22,6 +22,9 @@ GOOD_STEPS: Final = 1_000
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 
+KEPT: Final = "the last checkpoint, if there is one, is kept"
+"""What is said of a learner that ends for what went wrong in its environment or its networks."""
+
 MAKE: Final = "make"
 
 _log = logging.getLogger("dase")
@@ -226,7 +229,7 @@ def given_up(
     if same:
         return EnvironmentFailedError(
             f"{where}: {broke}, and again in the same way when it was made anew; correct the environment "
-            f"(the last checkpoint is kept)"
+            f"({KEPT})"
         )
     often = (
         f"after {several(restarts, 'restart')} in a row"
@@ -235,7 +238,7 @@ def given_up(
     )
     return EnvironmentFailedError(
         f"{where}: {broke}, {often}; correct the environment, whose traceback is in the log, or raise "
-        f"env.max_restarts (the last checkpoint is kept)"
+        f"env.max_restarts ({KEPT})"
     )
 
 

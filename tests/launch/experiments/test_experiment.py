@@ -1,7 +1,9 @@
 """`dase experiment` before and after its processes: checks, plans, what is said in the end."""
 
+import importlib
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from launch.experiment_cases import small_cells, trained
 from launch.experiments.slurm_cases import FakeSlurm
 from small import SETTINGS
 
-from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
+from dase_grpc.config.gpus import Gpus
+from dase_grpc.errors import ConfigError, DaseError, DeviceError, EnvironmentSpecError
 from dase_grpc.launch import checks
 from dase_grpc.launch.checks import probed
 from dase_grpc.launch.experiments import experiment
@@ -43,6 +46,78 @@ def tried(monkeypatch):
 def test_each_environment_is_tried_out_once(tried):
     check_cells(small_cells(env__id=["worlds:PointGoal", "worlds:Terminating"], seed=[0, 1, 2]))
     assert tried == ["worlds:PointGoal", "worlds:Terminating"]
+
+
+OWN = """
+import torch
+from dase_grpc.learning.agents.td3 import TD3
+
+tried = []
+
+def weights(context):
+    tried.append("measure")
+    return torch.ones(len(context.external))
+
+def wrong(context):
+    return torch.ones(3)
+
+class Mine(TD3):
+    def __init__(self, *args, **more):
+        tried.append("algorithm")
+        super().__init__(*args, **more)
+
+class Idle(TD3):
+    def update(self, *args, **more):
+        return {}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The names of the own measure and algorithm, each time that one is tried out."""
+    (tmp_path / "of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("of_mine").tried
+    sys.modules.pop("of_mine")
+
+
+def test_a_measure_and_an_algorithm_of_ones_own_are_tried_out_once_for_all_seeds(own):
+    settings = {"dps.measure": "of_mine:weights", "agent.algorithm": "of_mine:Mine"}
+    check_cells(small_cells(settings=settings, seed=[0]))
+    once = Counter(own)
+    assert set(once) == {"measure", "algorithm"}
+    own.clear()
+    check_cells(small_cells(settings=settings, seed=[0, 1, 2], replay__capacity=[1_000, 2_000]))
+    assert Counter(own) == once
+    check_cells(small_cells(settings=settings, seed=[0], agent__batch_size=[16, 32]))
+    assert Counter(own)["algorithm"] == 3 * once["algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "said"),
+    [
+        ({"dps.measure": "of_mine:wrong"}, "lockstep", "the measure 'of_mine:wrong' returned shape (3,)"),
+        ({"dps.measure": "of_mine:lost"}, "cluster", "of_mine"),
+        ({"agent.algorithm": "of_mine:Idle"}, "cluster", "of_mine:Idle breaks the promise of agents"),
+        ({"train.explore": False, "train.actors": 1}, "lockstep", "train.explore = false leaves exploring"),
+        ({"train.explore": False}, "cluster", "have them started with --actors N or train.actors = N"),
+    ],
+)
+def test_what_a_run_of_its_own_would_refuse_is_refused_by_the_name_of_its_cell(own, settings, mode, said):
+    with pytest.raises(DaseError) as refused:
+        check_cells(small_cells(mode=mode, settings=settings, seed=[4]))
+    assert_one_sentence(refused.value, "cell run: ", said)
+
+
+def test_actors_that_a_cluster_starts_explore_for_its_cell():
+    check_cells(small_cells(mode="cluster", settings={"train.explore": False, "train.actors": 1}))
+
+
+def test_a_cell_in_one_process_takes_one_gpu(monkeypatch):
+    monkeypatch.setattr(checks, "check_devices", lambda config, gpus: ())
+    check_cells(small_cells(mode="cluster"), Gpus.parse("0,1"))
+    with pytest.raises(ConfigError, match=r"cell .*: --gpu 0,1 is for learners with processes of their own"):
+        check_cells(small_cells(), Gpus.parse("0,1"))
 
 
 REFUSED = {

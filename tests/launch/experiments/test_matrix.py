@@ -103,6 +103,10 @@ BAD = {
     "a value": ({"train.steps": [10, -1]}, "cell steps--1: train.steps = -1 must be greater than 0"),
     "an algorithm": ({"algo": ["td3", "ppo"]}, "cell ppo: --algo 'ppo': there is no algorithm"),
     "a method": ({"method": ["single", "best"]}, "cell best: --method 'best' is none of"),
+    "a method that is a list": (
+        {"method": [["single"], "dase"]},
+        "cell single: method = ['single'] must be a text",
+    ),
     "a method that is a number": ({"method": [1, 2]}, "cell 1: method = 1 must be a text"),
     "a preset": ({"preset": ["quick", "quickstart"]}, "cell quick: there is no preset 'quick'"),
     "settings that contradict": (
