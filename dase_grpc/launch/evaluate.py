@@ -10,7 +10,9 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from dase_grpc.errors import RunDirectoryError, UsageError
+from dase_grpc.config.arguments import whole
+from dase_grpc.config.texts import shown
+from dase_grpc.errors import ConfigError, RunDirectoryError, UsageError
 from dase_grpc.launch.films import filmed, prepare_video, write_video
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.ensemble import EnsemblePolicy
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 Choice = Literal["best", "ensemble"]
 CHOICES: Final[tuple[str, ...]] = get_args(Choice)
+AGENT_DIGITS: Final = 9
+"""More has no agent's id, and Python reads no number of thousands of digits."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,12 +124,23 @@ def agent_choice(text: str) -> int | Choice:
     Raises:
         UsageError: it is none of these.
     """
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= AGENT_DIGITS:
         return int(text)
-    for choice in get_args(Choice):
-        if text == choice:
-            return choice  # type: ignore[no-any-return]  # one of the literals
-    raise UsageError(f"--agent {text} is neither an agent's id, best nor ensemble")
+    if text in CHOICES:
+        return text  # type: ignore[return-value]  # one of the literals
+    raise UsageError(f"--agent {shown(text)} is neither an agent's id, best nor ensemble")
+
+
+def _agent(given: object) -> int | Choice:
+    """What `agent=` says, as `agent_choice`; NumPy's whole numbers are ids, too."""
+    if isinstance(given, str) and given in CHOICES:
+        return given  # type: ignore[return-value]  # one of the literals
+    try:
+        return whole("agent", given, least=0)
+    except ConfigError:
+        raise UsageError(
+            f"agent = {shown(given)} is neither an agent's id, a number as 0, nor 'best' nor 'ensemble'"
+        ) from None
 
 
 def evaluate_checkpoint(
@@ -154,9 +169,9 @@ def evaluate_checkpoint(
         EnvironmentSpecError: the environment is missing, has changed, or cannot be drawn here.
         UsageError: the video cannot be written, or `seed` would report what the best was chosen by.
     """
-    _require_whole("episodes", episodes, least=1)
-    if seed is not None:
-        _require_whole("seed", seed, least=0)
+    episodes = whole("episodes", episodes, least=1)
+    seed = None if seed is None else whole("seed", seed, least=0)
+    agent = None if agent is None else _agent(agent)
     here = Path.cwd()  # before there is an environment, which may move
     if video is not None:
         prepare_video(video)
@@ -184,14 +199,10 @@ def chosen_policy(target: Path, agent: int | Choice) -> tuple[Policy, Checkpoint
     Raises:
         RunDirectoryError, EnvironmentSpecError: as `evaluate_checkpoint`.
     """
+    agent = _agent(agent)
     contestants = _contestants([load_checkpoint(path) for path in find_checkpoints(target)], target, agent)
     contestant = _chosen(contestants) if agent == "best" else contestants[0]
     return contestant.policy, contestant.first
-
-
-def _require_whole(name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} = {value!r} has to be a whole number of at least {least}")
 
 
 def _contestants(found: Sequence[Checkpoint], target: Path, agent: int | Choice | None) -> list[Contestant]:
@@ -236,7 +247,7 @@ def _require_others(seed: int, episodes: int, checkpoint: Checkpoint, *, chosen_
         range(begin, begin + 2 * count, 2)
         for begin, count in ((seed, episodes), (first, config.eval.episodes))
     )
-    if set(reported) & set(choosing):
+    if any(each in reported for each in choosing):
         raise UsageError(
             f"--seed {seed} would report episodes that {chosen_by} chooses by; choose another seed, or leave "
             "it out"

@@ -3,6 +3,7 @@
 import ctypes.util
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from worlds import PointGoal
 
 from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import (
     EnvironmentFailedError,
     EnvironmentSpecError,
@@ -23,6 +25,7 @@ from dase_grpc.errors import (
 from dase_grpc.launch.evaluate import (
     EvaluatedCheckpoint,
     agent_choice,
+    chosen_policy,
     evaluate_checkpoint,
     find_checkpoints,
     note_on_film,
@@ -121,6 +124,32 @@ def test_the_best_agent_is_chosen_by_the_trainings_episodes_and_scored_by_others
     assert scored.evaluation == alone.evaluation
 
 
+def test_whether_episodes_are_the_choosing_ones_is_found_without_counting_them(run):
+    seed = integer(3, Purpose.EVALUATION)
+    with refuses(UsageError, f"--seed {seed - 10**6} would report episodes that --agent best chooses by"):
+        evaluate_checkpoint(run.path, 10**12, seed=seed - 10**6, agent="best")
+
+
+@pytest.mark.parametrize("given", [np.int64(1), np.array(1), 1.0])
+def test_numpys_whole_numbers_count_as_pythons_own(run, given):
+    (expected,) = evaluate_checkpoint(run.path, 1, seed=1, agent=1)
+    (found,) = evaluate_checkpoint(run.path, given, seed=given, agent=given)
+    assert found == expected
+    assert type(found.seed) is int
+
+
+@pytest.mark.parametrize("given", ["0", True, np.True_, 0.5, -1, "worst", [0], 10**5000], ids=shown)
+def test_what_names_no_agent_is_refused_before_any_is_looked_for(run, given):
+    for asked in (
+        partial(evaluate_checkpoint, run.path, 1, agent=given),
+        partial(chosen_policy, run.path, given),
+    ):
+        with refuses(UsageError, f"agent = {shown(given)} is neither an agent's id, a number as 0, nor"):
+            asked()
+    with refuses(UsageError, "agent = None is neither an agent's id"):
+        chosen_policy(run.path, None)
+
+
 @pytest.mark.parametrize("offset", [0, 18, -4])
 def test_no_episode_that_the_best_is_chosen_by_is_reported(run, offset):
     seed = integer(3, Purpose.EVALUATION) + offset
@@ -176,8 +205,8 @@ def test_an_ensemble_needs_critics(run):
 def test_an_agent_is_named_by_its_id_best_or_ensemble():
     named = [agent_choice(text) for text in ("0", "12", "best", "ensemble")]
     assert named == [0, 12, "best", "ensemble"]
-    for text in ("-1", "1.5", "worst", ""):
-        with refuses(UsageError, f"--agent {text} is neither an agent's id, best nor ensemble"):
+    for text in ("-1", "1.5", "worst", "", "9" * 5000):
+        with refuses(UsageError, f"--agent {shown(text)} is neither an agent's id, best nor ensemble"):
             agent_choice(text)
 
 
