@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -274,18 +274,20 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
     if (target / METADATA_FILE).exists():
         return [target]
     if (target / RUN_FILE).exists():
-        folders = _folders_of(RunDirectory.open(target))
+        folders = _folders_of(RunDirectory.open(target), best=best)
     else:
         folders = [AgentDirectory(target).checkpoints, target]
-    found = [path for path in map(_best_of if best else latest, folders) if path is not None]
+    found = [path for path in map(_pick(best=best), folders) if path is not None]
     if found:
         return found
-    if best and any(map(latest, folders)):
-        raise RunDirectoryError(
-            f"{target} has no best checkpoint, because none was evaluated at its own step; choose a multiple "
-            f"of eval.every as train.checkpoint_every, or leave --best out"
-        )
+    if best and (last := next(filter(None, map(latest, folders)), None)) is not None:
+        raise RunDirectoryError(f"{target} has no best checkpoint, {_why_no_best(load_checkpoint(last))}")
     require_policies(target)
+    if any(map(_best_of, folders)):
+        raise RunDirectoryError(
+            f"{target} has what an evaluator node has kept, the best policies alone; give --best, or the "
+            f"folder that the learners write"
+        )
     if (target / RUN_FILE).exists() or folders[0].is_dir():
         raise RunDirectoryError(
             f"{target} has no checkpoint yet; "
@@ -294,17 +296,35 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
     raise RunDirectoryError(f"{target} is neither a run, an agent's directory nor a checkpoint")
 
 
+def _why_no_best(checkpoint: Checkpoint) -> str:
+    if checkpoint.config.eval.by == "evaluator":
+        return (
+            "because the run's evaluator (eval.by = evaluator) keeps these, and has kept none here; give the "
+            "--run-dir of the evaluator, or leave --best out"
+        )
+    return (
+        "because none was evaluated at its own step; choose a multiple of eval.every as "
+        "train.checkpoint_every, or leave --best out"
+    )
+
+
 def _best_of(folder: Path) -> Path | None:
     """The best checkpoint in a folder, else the best policy that an evaluator has kept beside it."""
     return best_of(folder) or best_of(AgentDirectory(folder.parent).evaluator)
 
 
-def _folders_of(run: RunDirectory) -> list[Path]:
+def _pick(*, best: bool) -> Callable[[Path], Path | None]:
+    return _best_of if best else latest
+
+
+def _folders_of(run: RunDirectory, *, best: bool) -> list[Path]:
     ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
     folders = {agent_id: run.agent(agent_id).checkpoints for agent_id in sorted(ids)}
-    missing = [str(agent_id) for agent_id, folder in folders.items() if latest(folder) is None]
+    pick = _pick(best=best)
+    missing = [str(agent_id) for agent_id, folder in folders.items() if pick(folder) is None]
     if missing and len(missing) < len(folders):
-        _log.warning("left out for lack of a checkpoint: agent %s", ", ".join(missing))
+        lacking = "best checkpoint" if best else "checkpoint"
+        _log.warning("left out for lack of a %s: agent %s", lacking, ", ".join(missing))
     return list(folders.values())
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import tomli_w
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
+from dase_grpc.config.texts import MAX_BYTES, names_a_folder, shown, toml_file
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
@@ -42,6 +42,9 @@ IN_ROUNDS: Final = ("lockstep", "stack")
 
 EVALUATOR_MODE: Final = "evaluator"
 """The mode of a run directory that an evaluator node has made, for what it writes alone."""
+
+MODES: Final = ("cluster", *IN_ROUNDS, "node", EVALUATOR_MODE)
+"""How a run is begun: by `dase train`, in one process, or node by node."""
 
 DISTRIBUTIONS: Final = {
     "dase": "dase-grpc",
@@ -178,7 +181,8 @@ class RunDirectory:
         except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from None
         run, found = (tables.pop(name, {}) for name in _ADDED_TABLES)
-        if not tables or not isinstance(run, dict) or not isinstance(found, dict):
+        is_noted = isinstance(run, dict) and isinstance(run.get("resumed", []), list)
+        if not tables or not is_noted or not isinstance(found, dict):
             raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
         try:
             config = resolve(tables)
@@ -232,6 +236,17 @@ class RunDirectory:
     def name(self) -> str:
         """The run's name."""
         return str(self.run.get("name", self.path.name))
+
+    @property
+    def mode(self) -> str:
+        """How it was begun, one of `MODES`; a RunDirectoryError where its run.toml does not say."""
+        mode = self.run.get("mode")
+        if mode in MODES:
+            return str(mode)
+        raise RunDirectoryError(
+            f"{self.path / RUN_FILE} does not say how the run was begun (mode in [run]: {shown(mode)}), so "
+            f"nothing can go on with it; put back {', '.join(MODES[:-1])} or {MODES[-1]}, whichever it was"
+        )
 
     @property
     def logs(self) -> Path:

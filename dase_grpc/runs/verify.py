@@ -77,7 +77,7 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
 
 
 def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
-    if run.run.get("mode") in IN_ROUNDS:
+    if run.mode in IN_ROUNDS:
         steps = set(newest_whole_round(run).round.steps)
         return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
     found = {agent: newest_sound(run.agent(agent).checkpoints)[0] for agent in range(run.config.train.agents)}

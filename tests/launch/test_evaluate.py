@@ -49,10 +49,14 @@ def make_config(env_id: str = "worlds:PointGoal") -> RunConfig:
     return resolve({"env": {"id": env_id}, "train": {"seed": 3}, "agent": {"hidden": [8]}})
 
 
-def save(directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 500) -> Path:
+def save(
+    directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 500, evaluation: float | None = None
+) -> Path:
     schema = described(config.env.id)
     agent = fresh(config.for_agent(agent_id).agent, schema, agent_id=agent_id)
     metadata = describe(config, schema, agent_id=agent_id)
+    if evaluation is not None:
+        metadata |= {"evaluation": evaluation, "evaluation_step": step}
     return save_checkpoint(directory, step=step, tensors=agent.state_dict(), metadata=metadata)
 
 
@@ -92,6 +96,27 @@ def test_agents_without_a_checkpoint_are_named(run, tmp_path, caplog):
     save(three.agent(1).checkpoints, make_config(), agent_id=1)
     find_checkpoints(three.path)
     assert caplog.messages == ["left out for lack of a checkpoint: agent 0, 2"]
+
+
+def test_why_there_is_no_best_is_said_of_who_evaluates(run, tmp_path, caplog):
+    with refuses(RunDirectoryError, "has no best checkpoint, because none was evaluated at its own step"):
+        find_checkpoints(run.path, best=True)
+    config = resolve(run.config.model_dump(mode="json", exclude={"members"}), {"eval": {"by": "evaluator"}})
+    others = RunDirectory.create(tmp_path, "others", config, mode="node")
+    save(others.agent(0).checkpoints, config)
+    with refuses(RunDirectoryError, "the run's evaluator (eval.by = evaluator) keeps these", "--run-dir"):
+        find_checkpoints(others.path, best=True)
+    own = RunDirectory.create(tmp_path, "own", config, mode="evaluator")
+    save(own.agent(0).evaluator, config, evaluation=1.0)
+    assert find_checkpoints(own.path, best=True) == [own.agent(0).evaluator / "step-000000500"]
+    with refuses(RunDirectoryError, "has what an evaluator node has kept, the best policies alone"):
+        find_checkpoints(own.path)
+
+
+def test_agents_without_a_best_checkpoint_are_named(run, caplog):
+    save(run.agent(1).checkpoints, run.config, agent_id=1, step=700, evaluation=1.0)
+    assert find_checkpoints(run.path, best=True) == [run.agent(1).checkpoints / "step-000000700"]
+    assert caplog.messages == ["left out for lack of a best checkpoint: agent 0, 2"]
 
 
 def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run):
