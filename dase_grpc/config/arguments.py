@@ -10,14 +10,15 @@ from dase_grpc.config.texts import INTEGER_LIMIT, shown
 from dase_grpc.errors import ConfigError
 
 
-def whole(what: str, given: Any, *, least: int) -> int:
-    """A whole number of at least `least` as Python's own, out of that, NumPy's or 1e5; else a ConfigError."""
+def whole(what: str, given: Any, *, least: int, most: int | None = None) -> int:
+    """A whole number within the limits as Python's own, out of that, NumPy's or 1e5; else a ConfigError."""
     try:
         number = operator.index(int(given) if isinstance(given, float) and given.is_integer() else given)
     except TypeError:
         number = None
-    if number is None or isinstance(given, bool) or number < least:
-        raise ConfigError(f"{what} = {shown(given)} has to be a whole number of at least {least}")
+    if number is None or isinstance(given, bool) or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{what} = {shown(given)} has to be a whole number {limits}")
     if number >= INTEGER_LIMIT:
         raise ConfigError(f"{what} = {shown(given)} is too large; whole numbers have at most 64 bits")
     return number

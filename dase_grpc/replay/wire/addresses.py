@@ -92,7 +92,7 @@ def can_be_host(text: str) -> bool:
 
 def parse_address(text: str) -> Address:
     """Reads HOST:PORT; an IPv6 host stands in brackets."""
-    match = _ADDRESS.fullmatch(text)
+    match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None  # Python's callers give anything
     if match is None or int(match["port"]) > 65_535:
         raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
     host = match["ipv6"] or match["host"]
@@ -133,6 +133,8 @@ class ReplayPlace:
 
         What is but a number behind dns: is a port, of a host of that name.
         """
+        if not isinstance(text, str):
+            return cls.at(parse_address(text))
         if text.startswith(DNS) and not text.removeprefix(DNS).partition(",")[0].isdecimal():
             return cls((parse_address(text.removeprefix(DNS)),), by_name=True)
         addresses = tuple(parse_address(part) for part in text.split(","))
