@@ -44,7 +44,6 @@ EVALUATOR_MODE: Final = "evaluator"
 """The mode of a run directory that an evaluator node has made, for what it writes alone."""
 
 MODES: Final = ("cluster", *IN_ROUNDS, "node", EVALUATOR_MODE)
-"""How a run is begun: by `dase train`, in one process, or node by node."""
 
 DISTRIBUTIONS: Final = {
     "dase": "dase-grpc",
@@ -181,8 +180,7 @@ class RunDirectory:
         except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from None
         run, found = (tables.pop(name, {}) for name in _ADDED_TABLES)
-        is_noted = isinstance(run, dict) and isinstance(run.get("resumed", []), list)
-        if not tables or not is_noted or not isinstance(found, dict):
+        if not tables or not isinstance(run, dict) or not isinstance(found, dict):
             raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
         try:
             config = resolve(tables)
@@ -244,8 +242,8 @@ class RunDirectory:
         if mode in MODES:
             return str(mode)
         raise RunDirectoryError(
-            f"{self.path / RUN_FILE} does not say how the run was begun (mode in [run]: {shown(mode)}), so "
-            f"nothing can go on with it; put back {', '.join(MODES[:-1])} or {MODES[-1]}, whichever it was"
+            f"{self.path / RUN_FILE} does not say how the run was begun (mode in [run]: {shown(mode)}); put "
+            f"back which of {', '.join(MODES)} it was"
         )
 
     @property

@@ -71,6 +71,14 @@ def fresh(config, schema: TransitionSchema, *, agent_id: int = 0):
     return make_agent(config, schema, seed=3, agent_id=agent_id, device=torch.device("cpu"))
 
 
+@pytest.fixture(autouse=True)
+def _no_renderer_is_chosen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filming, and MuJoCo, choose one for the process, which is undone with what this sets."""
+    for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path, "run", make_config(), mode="lockstep")

@@ -101,7 +101,6 @@ def test_open_says_that_there_is_no_run(tmp_path: Path, name: str) -> None:
         b"[run]\nname = 'x'\n",
         b"[nonsense]\nkey = 1\n",
         b"run = 3\n[train]\nsteps = 5\n",
-        b"[train]\nsteps = 5\n[run]\nresumed = 3\n",
         b"[train]\nsteps = -1\n",
     ],
 )
@@ -115,7 +114,7 @@ def test_open_says_that_run_toml_is_damaged(tmp_path: Path, content: bytes) -> N
 def test_a_run_that_does_not_say_how_it_was_begun_is_not_guessed_at(tmp_path: Path, mode: str) -> None:
     (tmp_path / "run.toml").write_text(f"[train]\nsteps = 5\n[run]\n{mode}")
     run = RunDirectory.open(tmp_path)
-    with refuses(RunDirectoryError, "does not say how the run was begun (mode in [run]", "put back cluster"):
+    with refuses(RunDirectoryError, "does not say how the run was begun (mode in", "back which of cluster"):
         run.mode  # noqa: B018
     assert RunDirectory.create(tmp_path, "other", RunConfig(), mode="stack").mode == "stack"
 
