@@ -292,6 +292,7 @@ async def test_a_stream_gives_each_of_several_threads_its_own_answer():
     [
         (50052, {}, "50052 is not an address of the form HOST:PORT"),
         (None, {}, "None is not an address of the form HOST:PORT"),
+        pytest.param("x:" + "9" * 5000, {}, "9' is not an address of the form HOST:PORT", id="digits"),
         ("127.0.0.1:1", {"tls": 5}, "tls = 5 is no path"),
         ("127.0.0.1:1", {"tls": "x", "token_file": "a\0b"}, "token_file = 'a\\x00b' is no path"),
     ],
