@@ -11,7 +11,6 @@ What is here stays as it is from version to version; other modules may change.
 import html
 import importlib
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from dase_grpc.config import arguments
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.presets import ALGORITHM, layered
 from dase_grpc.config.resolve import RunConfig, dotted, setting_names, unknown_setting
@@ -148,8 +148,7 @@ def iterate(
         UsageError: at once, where the settings cannot be used; of the environment with the first event.
         DaseError: the run failed.
     """
-    if mode not in MODES:
-        raise ConfigError(f"mode = {mode!r} is none of {', '.join(MODES)}")
+    arguments.require_one_of("mode", mode, MODES)
     named: dict[str, Any] = {
         "train.agents": agents,
         "train.steps": steps,
@@ -164,8 +163,8 @@ def iterate(
     config = layered(preset_name=preset, flags=given, method=method)
     options = TrainOptions(
         config,
-        _path("runs", runs),
-        name=_name(name),
+        arguments.path("runs", runs),
+        name=arguments.optional_text("name", name),
         gpus=None if gpu is None else Gpus.parse(gpu),
         lockstep=mode == "lockstep",
         stack=mode == "stack",
@@ -173,18 +172,6 @@ def iterate(
     )
     said = print if verbose else unheard
     return (in_processes if mode == "processes" else in_rounds)(options, said)
-
-
-def _path(what: str, given: Any) -> Path:
-    if not isinstance(given, (str, os.PathLike)) or "\0" in str(given):
-        raise ConfigError(f"{what} = {given!r} is no path")
-    return Path(given)
-
-
-def _name(given: object) -> str | None:
-    if given is None or isinstance(given, str):
-        return given
-    raise ConfigError(f"name = {given!r} is no text")
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +217,7 @@ def load(path: str | Path) -> "Run":
     Raises:
         RunDirectoryError: there is none, or it is damaged.
     """
-    return Run(_path("path", path))
+    return Run(arguments.path("path", path))
 
 
 class Run:
@@ -271,8 +258,7 @@ class Run:
         Raises:
             ConfigError: pandas is not installed, or there is no such table.
         """
-        if of not in ("evaluations", "metrics"):
-            raise ConfigError(f"frame({of!r}) is neither evaluations nor metrics")
+        arguments.require_one_of("of", of, ("evaluations", "metrics"))
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
@@ -312,9 +298,9 @@ class Run:
             UsageError: it cannot be gone on with.
             DaseError: it failed.
         """
-        total = [] if steps is None else [f"--steps={steps}"]
-        arguments = ["resume", "--stdin-is-leash", *total, "--", str(self.path)]
-        for _ in followed(arguments, self.path, print if verbose else unheard):
+        total = [] if steps is None else [f"--steps={arguments.whole('steps', steps, least=1)}"]
+        command = ["resume", "--stdin-is-leash", *total, "--", str(self.path)]
+        for _ in followed(command, self.path, print if verbose else unheard):
             pass
         return load(self.path)
 

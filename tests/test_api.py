@@ -142,6 +142,9 @@ def test_a_callable_that_others_cannot_import_trains_in_this_process_only(tmp_pa
     ("given", "error", "said"),
     [
         ({"mode": "procs"}, ConfigError, "mode = 'procs' is none of processes, lockstep, stack"),
+        ({"mode": np.zeros(2)}, ConfigError, "mode = array([0., 0.]) is none of processes"),
+        ({"agent.hidden": [2**63]}, ConfigError, "agent.hidden = [9223372036854775808] is too large"),
+        ({"gpu": 10**5000}, ConfigError, "--gpu a number of thousands of digits names no GPUs"),
         ({"agents": 0}, ConfigError, "train.agents = 0 must be greater than 0"),
         ({"agent": 5}, ConfigError, "agent = 5 must be a table of settings, or is it train.agents?"),
         ({"dps": True}, ConfigError, "dps = true must be a table of settings"),
@@ -312,7 +315,7 @@ def test_frames_need_pandas(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refuses(ConfigError, "frames need pandas; install it with: pip install pandas"):
         run.frame()
-    with refuses(ConfigError, "frame('curves') is neither evaluations nor metrics"):
+    with refuses(ConfigError, "of = 'curves' is none of evaluations, metrics"):
         run.frame("curves")
 
 
@@ -372,6 +375,12 @@ def test_what_cannot_be_asked_of_a_run_is_refused(run):
         run.evaluate(0)
     with refuses(UsageError, "seed = -1 has to be a whole number of at least 0"):
         run.evaluate(1, seed=-1)
+    with refuses(UsageError, "steps = True has to be a whole number of at least 1"):
+        run.resume(True)
+    with refuses(UsageError, "steps = a number of thousands of digits is too large"):
+        run.resume(10**5000)
+    with refuses(UsageError, "agent = '0' is neither an agent's id"):
+        run.policy("0")
     for given in (None, 5, "a\0b"):
         with refuses(ConfigError, f"path = {given!r} is no path"):
             dase.load(given)

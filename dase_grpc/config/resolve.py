@@ -20,7 +20,7 @@ from dase_grpc.config.sections import (
     Section,
     TrainConfig,
 )
-from dase_grpc.config.texts import toml_file, toml_tables
+from dase_grpc.config.texts import shown, toml_file, toml_tables
 from dase_grpc.errors import ConfigError
 from dase_grpc.progress import several
 
@@ -354,8 +354,8 @@ def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
 def _shown(value: Any) -> str:
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
-    except ValueError:  # Python writes no decimal number of thousands of digits
-        return "a number of thousands of digits"
+    except ValueError:
+        return shown(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

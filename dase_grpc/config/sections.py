@@ -49,7 +49,8 @@ class Section(BaseModel):
             raise PydanticCustomError("boolean", "must not be true or false")
         if isinstance(value, str) and wanted is int:
             value = whole_number(value)
-        if isinstance(value, int) and not -INTEGER_LIMIT <= value < INTEGER_LIMIT:
+        numbers = leaves(value) if isinstance(value, (int, list, tuple)) else ()
+        if not all(-INTEGER_LIMIT <= each < INTEGER_LIMIT for each in numbers if isinstance(each, int)):
             raise PydanticCustomError("too_large", "is too large")
         return value
 

@@ -118,6 +118,14 @@ def leaves(value: Any) -> Iterable[Any]:
         yield value
 
 
+def shown(value: object) -> str:
+    """A value as a sentence names it: short, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no decimal number of thousands of digits
+        return "a number of thousands of digits"
+
+
 def transitions(capacity: int | str, *, row_bytes: int) -> int:
     """How many transitions of `row_bytes` bytes a capacity is; a text is a size such as "512MiB".
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self
 
 import grpc
 
+from dase_grpc.config.arguments import path
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import ConfigError, UnreachableError, UsageError
 from dase_grpc.inference.v1.inference_pb2 import ActRequest, ActResponse, DescribePolicyRequest
 from dase_grpc.inference.v1.inference_pb2_grpc import InferenceServiceStub
@@ -45,13 +48,14 @@ class PolicyClient:
         token_file: str | Path | None = None,
         timeout_s: float = CALL_S,
     ) -> None:
-        if not 0 < timeout_s <= LONGEST_S:  # NaN is neither
+        if not isinstance(timeout_s, float | Real) or not 0 < timeout_s <= LONGEST_S:  # NaN is neither
             raise ConfigError(
-                f"timeout_s = {timeout_s:g} is no time limit of an answer; give seconds above 0, up to "
+                f"timeout_s = {shown(timeout_s)} is no time limit of an answer; give seconds above 0, up to "
                 f"{LONGEST_S:,}"
             )
-        self._address, self._timeout_s = parse_address(address), timeout_s
-        self._credentials = Credentials(*(None if each is None else Path(each) for each in (tls, token_file)))
+        self._address, self._timeout_s = parse_address(address), float(timeout_s)
+        files = (("tls", tls), ("token_file", token_file))
+        self._credentials = Credentials(*(None if each is None else path(what, each) for what, each in files))
         self._credentials.require_usable()
         self._channels = self._credentials.blocking_channels(self._address.target, CLIENT_OPTIONS)
         self._line: tuple[grpc.Channel, InferenceServiceStub] | None = None

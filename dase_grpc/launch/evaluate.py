@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from dase_grpc.errors import RunDirectoryError, UsageError
+from dase_grpc.config.arguments import whole
+from dase_grpc.config.texts import shown
+from dase_grpc.errors import ConfigError, RunDirectoryError, UsageError
 from dase_grpc.launch.films import filmed, prepare_video, write_video
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.ensemble import EnsemblePolicy
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 Choice = Literal["best", "ensemble"]
 CHOICES: Final[tuple[str, ...]] = get_args(Choice)
+AGENT_DIGITS: Final = 9
+"""More has no agent's id, and Python reads no number of thousands of digits."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,12 +124,23 @@ def agent_choice(text: str) -> int | Choice:
     Raises:
         UsageError: it is none of these.
     """
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= AGENT_DIGITS:
         return int(text)
-    for choice in get_args(Choice):
-        if text == choice:
-            return choice  # type: ignore[no-any-return]  # one of the literals
-    raise UsageError(f"--agent {text} is neither an agent's id, best nor ensemble")
+    if text in CHOICES:
+        return text  # type: ignore[return-value]  # one of the literals
+    raise UsageError(f"--agent {shown(text)} is neither an agent's id, best nor ensemble")
+
+
+def _agent(given: object) -> int | Choice:
+    """What `agent=` says, as `agent_choice`; NumPy's whole numbers are ids, too."""
+    if isinstance(given, str) and given in CHOICES:
+        return given  # type: ignore[return-value]  # one of the literals
+    try:
+        return whole("agent", given, least=0)
+    except ConfigError:
+        raise UsageError(
+            f"agent = {shown(given)} is neither an agent's id, a number as 0, nor 'best' nor 'ensemble'"
+        ) from None
 
 
 def evaluate_checkpoint(
@@ -154,9 +169,9 @@ def evaluate_checkpoint(
         EnvironmentSpecError: the environment is missing, has changed, or cannot be drawn here.
         UsageError: the video cannot be written, or `seed` would report what the best was chosen by.
     """
-    _require_whole("episodes", episodes, least=1)
-    if seed is not None:
-        _require_whole("seed", seed, least=0)
+    episodes = whole("episodes", episodes, least=1)
+    seed = None if seed is None else whole("seed", seed, least=0)
+    agent = None if agent is None else _agent(agent)
     here = Path.cwd()  # before there is an environment, which may move
     if video is not None:
         prepare_video(video)
@@ -184,14 +199,10 @@ def chosen_policy(target: Path, agent: int | Choice) -> tuple[Policy, Checkpoint
     Raises:
         RunDirectoryError, EnvironmentSpecError: as `evaluate_checkpoint`.
     """
+    agent = _agent(agent)
     contestants = _contestants([load_checkpoint(path) for path in find_checkpoints(target)], target, agent)
     contestant = _chosen(contestants) if agent == "best" else contestants[0]
     return contestant.policy, contestant.first
-
-
-def _require_whole(name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} = {value!r} has to be a whole number of at least {least}")
 
 
 def _contestants(found: Sequence[Checkpoint], target: Path, agent: int | Choice | None) -> list[Contestant]:
@@ -236,7 +247,7 @@ def _require_others(seed: int, episodes: int, checkpoint: Checkpoint, *, chosen_
         range(begin, begin + 2 * count, 2)
         for begin, count in ((seed, episodes), (first, config.eval.episodes))
     )
-    if set(reported) & set(choosing):
+    if any(each in reported for each in choosing):
         raise UsageError(
             f"--seed {seed} would report episodes that {chosen_by} chooses by; choose another seed, or leave "
             "it out"
@@ -263,18 +274,20 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
     if (target / METADATA_FILE).exists():
         return [target]
     if (target / RUN_FILE).exists():
-        folders = _folders_of(RunDirectory.open(target))
+        folders = _folders_of(RunDirectory.open(target), best=best)
     else:
         folders = [AgentDirectory(target).checkpoints, target]
-    found = [path for path in map(_best_of if best else latest, folders) if path is not None]
+    found = [path for path in map(_pick(best=best), folders) if path is not None]
     if found:
         return found
-    if best and any(map(latest, folders)):
-        raise RunDirectoryError(
-            f"{target} has no best checkpoint, because none was evaluated at its own step; choose a multiple "
-            f"of eval.every as train.checkpoint_every, or leave --best out"
-        )
+    if best and (last := next(filter(None, map(latest, folders)), None)) is not None:
+        raise RunDirectoryError(f"{target} has no best checkpoint, {_why_no_best(load_checkpoint(last))}")
     require_policies(target)
+    if any(map(_best_of, folders)):
+        raise RunDirectoryError(
+            f"{target} has what an evaluator node has kept, the best policies alone; give --best, or the "
+            f"folder that the learners write"
+        )
     if (target / RUN_FILE).exists() or folders[0].is_dir():
         raise RunDirectoryError(
             f"{target} has no checkpoint yet; "
@@ -283,16 +296,34 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
     raise RunDirectoryError(f"{target} is neither a run, an agent's directory nor a checkpoint")
 
 
+def _why_no_best(checkpoint: Checkpoint) -> str:
+    if checkpoint.config.eval.by == "evaluator":
+        return (
+            "because the run's evaluator (eval.by = evaluator) keeps these, and has kept none here; give the "
+            "--run-dir of the evaluator, or leave --best out"
+        )
+    return (
+        "because none was evaluated at its own step; choose a multiple of eval.every as "
+        "train.checkpoint_every, or leave --best out"
+    )
+
+
 def _best_of(folder: Path) -> Path | None:
     """The best checkpoint in a folder, else the best policy that an evaluator has kept beside it."""
     return best_of(folder) or best_of(AgentDirectory(folder.parent).evaluator)
 
 
-def _folders_of(run: RunDirectory) -> list[Path]:
+def _pick(*, best: bool) -> Callable[[Path], Path | None]:
+    return _best_of if best else latest
+
+
+def _folders_of(run: RunDirectory, *, best: bool) -> list[Path]:
     folders = {agent_id: run.agent(agent_id).checkpoints for agent_id in range(run.config.train.agents)}
-    missing = [str(agent_id) for agent_id, folder in folders.items() if latest(folder) is None]
+    pick = _pick(best=best)
+    missing = [str(agent_id) for agent_id, folder in folders.items() if pick(folder) is None]
     if missing and len(missing) < len(folders):
-        _log.warning("left out for lack of a checkpoint: agent %s", ", ".join(missing))
+        lacking = "best checkpoint" if best else "checkpoint"
+        _log.warning("left out for lack of a %s: agent %s", lacking, ", ".join(missing))
     return list(folders.values())
 
 

@@ -56,6 +56,7 @@ def export_policy(
             f"{out} ends in none of {', '.join(WRITERS)}, which says the format: ONNX or TorchScript"
         )
     require_utf8(out, "policy")
+    _require_place(out)
     policy, checkpoint = chosen_policy(target, agent)
     assert isinstance(policy, ActorPolicy)
     with borrowed_env(checkpoint.config.env, owner="the export") as env:
@@ -74,6 +75,14 @@ def export_policy(
     steps, score = several(checkpoint.step, "step"), number(told["score"])
     say(f"{out}: agent {checkpoint.agent_id} in {told['environment']} after {steps}, evaluated at {score}")
     return out
+
+
+def _require_place(out: Path) -> None:
+    """Refuses, before the best is looked for, what no file can be put in the place of."""
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise UsageError(f"cannot write {out}: it is a folder")
 
 
 def policy_metadata(

@@ -15,7 +15,7 @@ from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
 from dase_grpc.launch.train import LaunchOptions, run_here
 from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
-from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory, versions
+from dase_grpc.runs.directory import EVALUATOR_MODE, IN_ROUNDS, RunDirectory, versions
 from dase_grpc.runs.files import FolderLock, require_utf8, written
 from dase_grpc.runs.rewind import Rewound, changed_versions, require_same_settings, rewind
 from dase_grpc.runs.rounds import newest_whole_round
@@ -79,8 +79,13 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
 
 def _mode(options: ResumeOptions, directory: RunDirectory) -> str:
     """The run's mode; refuses one that does not go on as a whole, and options that are not for it."""
-    mode = str(directory.run.get("mode"))
-    if mode not in (*IN_ROUNDS, "cluster"):
+    mode = directory.mode
+    if mode == EVALUATOR_MODE:
+        raise ConfigError(
+            f"{options.path} has what an evaluator node has written, from which nothing goes on; start the "
+            f"evaluator again with its own command"
+        )
+    if mode == "node":
         raise ConfigError(
             f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
             f"with its own command and --resume"

@@ -38,6 +38,9 @@ Contexts = Callable[[], ssl.SSLContext]
 
 log = logging.getLogger("dase")
 
+OTHER_PORT: Final = "choose another metrics port, or 0 for none"
+"""What to do where a port is taken."""
+
 LIVE_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 
@@ -136,11 +139,12 @@ def metrics_endpoint(
     health: Probes | None = None,
     *,
     tls: Contexts | None = None,
+    remedy: str = OTHER_PORT,
 ) -> Iterator[int | None]:
     """Serves /metrics while the block runs; yields the port, or None when `port` is 0 (off).
 
     With `health` it answers probes at /healthz and /readyz, too; with `tls` it does all that over HTTPS, to
-    clients whose certificate it trusts. A port in use is an AddressError.
+    clients whose certificate it trusts. A port in use is an AddressError, which ends on the remedy.
     """
     if port == 0:
         yield None
@@ -149,10 +153,7 @@ def metrics_endpoint(
     try:
         server = _Server(app if health is None else _probed(app, health), host, port, tls)
     except OSError as error:
-        raise AddressError(
-            f"cannot serve metrics on {host}:{port} ({error.strerror}); "
-            f"choose another metrics port, or 0 for none"
-        ) from error
+        raise AddressError(f"cannot serve metrics on {host}:{port} ({error.strerror}); {remedy}") from error
     closed_in_forks(server.socket)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -111,7 +111,7 @@ async def framed(
             if keeps_envs:
                 cleanup.enter_context(opened.pop_all())
         registry, health = make_registry(), Probes(loop_turns())
-        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=tls))
+        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=tls, remedy=options.port_remedy))
         async with Lines(options.replay, options.credentials) as lines:
             yield NodeFrame(
                 options, config, stop, here, made, schema, watch, alarm, registry, health, lines, cleanup

@@ -138,6 +138,13 @@ class NodeOptions:
         require_private(where, insecure=self.insecure, flag="--metrics-tls")
         return None
 
+    @property
+    def port_remedy(self) -> str:
+        """What to do where the metrics port is taken."""
+        from dase_grpc.metrics.endpoint import OTHER_PORT
+
+        return OTHER_PORT
+
     @classmethod
     def flags(cls) -> dict[str, Flag]:
         """The flags of this role by the names of their fields, without those of the settings."""
@@ -328,6 +335,17 @@ class LearnerOptions(ResultsOptions):
         if given.get("metrics_port") is None and (port := options.config.metrics.port):
             return replace(options, metrics_port=port + 1 + agent_id)
         return options
+
+    @property
+    def port_remedy(self) -> str:
+        """See `NodeOptions.port_remedy`; probes have to reach a learner before it knows its agent."""
+        port = self.config.metrics.port
+        if self.agent_id is not None or not port or self.metrics_port != port + 1:
+            return super().port_remedy
+        return (
+            "a learner without --agent takes agent 0's port, metrics.port + 1, so give each learner of this "
+            "machine its --agent, or a --metrics-port"
+        )
 
     def wanted(self, node_id: str, agent_id: int | None = None) -> "Wanted":
         """What to join; the replay of a learner that resumes has been there, so it counts as away."""

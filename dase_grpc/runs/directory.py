@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import tomli_w
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.config.texts import PLAIN_FOLDER, names_a_folder, toml_file
+from dase_grpc.config.texts import PLAIN_FOLDER, names_a_folder, shown, toml_file
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
@@ -42,6 +42,8 @@ IN_ROUNDS: Final = ("lockstep", "stack")
 
 EVALUATOR_MODE: Final = "evaluator"
 """The mode of a run directory that an evaluator node has made, for what it writes alone."""
+
+MODES: Final = ("cluster", *IN_ROUNDS, "node", EVALUATOR_MODE)
 
 DISTRIBUTIONS: Final = {
     "dase": "dase-grpc",
@@ -232,6 +234,17 @@ class RunDirectory:
     def name(self) -> str:
         """The run's name."""
         return str(self.run.get("name", self.path.name))
+
+    @property
+    def mode(self) -> str:
+        """How it was begun, one of `MODES`; a RunDirectoryError where its run.toml does not say."""
+        mode = self.run.get("mode")
+        if mode in MODES:
+            return str(mode)
+        raise RunDirectoryError(
+            f"{self.path / RUN_FILE} does not say how the run was begun (mode in [run]: {shown(mode)}); put "
+            f"back which of {', '.join(MODES)} it was"
+        )
 
     @property
     def logs(self) -> Path:

@@ -78,7 +78,7 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
 
 
 def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
-    if run.run.get("mode") in IN_ROUNDS:
+    if run.mode in IN_ROUNDS:
         whole_round = newest_whole_round(run)
         _require_settings(run, whole_round.checkpoints)
         steps = sorted(set(whole_round.round.steps))

@@ -7,6 +7,7 @@ import pytest
 from contracts.sentences import refuses
 
 from dase_grpc.config.gpus import Gpus
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import ConfigError
 
 
@@ -19,6 +20,8 @@ from dase_grpc.errors import ConfigError
         ("all", None, "all", None),
         (2, (2,), "2", 2),
         ([1], (1,), "1", 1),
+        (np.int64(2), (2,), "2", 2),
+        (np.array(2), (2,), "2", 2),
         (range(2), (0, 1), "0,1", None),
         (np.array([4, 2]), (4, 2), "4,2", None),
     ],
@@ -33,7 +36,9 @@ def test_gpus_are_named_as_text_or_numbers_and_keep_their_order(
 
 
 @pytest.mark.parametrize(
-    "given", ["", "-1", "0,-1", "0,", "first", "0;1", "ALL", -1, True, 0.0, [], [0, None], ["all"]], ids=repr
+    "given",
+    ["", "-1", "0,-1", "0,", "first", "0;1", "ALL", -1, True, 0.0, [], [0, None], ["all"], 10**5000],
+    ids=shown,
 )
 def test_what_names_no_gpus_is_refused(given: Any) -> None:
     with refuses(ConfigError, "names no GPUs; give indices from 0 on, as 0 or 0,1,2, or all"):

@@ -3,6 +3,7 @@
 import ctypes.util
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from worlds import PointGoal
 
 from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import (
     EnvironmentFailedError,
     EnvironmentSpecError,
@@ -23,6 +25,7 @@ from dase_grpc.errors import (
 from dase_grpc.launch.evaluate import (
     EvaluatedCheckpoint,
     agent_choice,
+    chosen_policy,
     evaluate_checkpoint,
     find_checkpoints,
     note_on_film,
@@ -46,10 +49,14 @@ def make_config(env_id: str = "worlds:PointGoal") -> RunConfig:
     return resolve({"env": {"id": env_id}, "train": {"seed": 3}, "agent": {"hidden": [8]}})
 
 
-def save(directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 500) -> Path:
+def save(
+    directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 500, evaluation: float | None = None
+) -> Path:
     schema = described(config.env.id)
     agent = fresh(config.for_agent(agent_id).agent, schema, agent_id=agent_id)
     metadata = describe(config, schema, agent_id=agent_id)
+    if evaluation is not None:
+        metadata |= {"evaluation": evaluation, "evaluation_step": step}
     return save_checkpoint(directory, step=step, tensors=agent.state_dict(), metadata=metadata)
 
 
@@ -62,6 +69,14 @@ def described(env_id: str) -> TransitionSchema:
 
 def fresh(config, schema: TransitionSchema, *, agent_id: int = 0):
     return make_agent(config, schema, seed=3, agent_id=agent_id, device=torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _no_renderer_is_chosen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filming, and MuJoCo, choose one for the process, which is undone with what this sets."""
+    for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -88,6 +103,27 @@ def test_agents_without_a_checkpoint_are_named(run, tmp_path, caplog):
     save(three.agent(1).checkpoints, make_config(), agent_id=1)
     find_checkpoints(three.path)
     assert caplog.messages == ["left out for lack of a checkpoint: agent 0, 2"]
+
+
+def test_why_there_is_no_best_is_said_of_who_evaluates(run, tmp_path, caplog):
+    with refuses(RunDirectoryError, "has no best checkpoint, because none was evaluated at its own step"):
+        find_checkpoints(run.path, best=True)
+    config = resolve(run.config.model_dump(mode="json", exclude={"members"}), {"eval": {"by": "evaluator"}})
+    others = RunDirectory.create(tmp_path, "others", config, mode="node")
+    save(others.agent(0).checkpoints, config)
+    with refuses(RunDirectoryError, "the run's evaluator (eval.by = evaluator) keeps these", "--run-dir"):
+        find_checkpoints(others.path, best=True)
+    own = RunDirectory.create(tmp_path, "own", config, mode="evaluator")
+    save(own.agent(0).evaluator, config, evaluation=1.0)
+    assert find_checkpoints(own.path, best=True) == [own.agent(0).evaluator / "step-000000500"]
+    with refuses(RunDirectoryError, "has what an evaluator node has kept, the best policies alone"):
+        find_checkpoints(own.path)
+
+
+def test_agents_without_a_best_checkpoint_are_named(run, caplog):
+    save(run.agent(1).checkpoints, run.config, agent_id=1, step=700, evaluation=1.0)
+    assert find_checkpoints(run.path, best=True) == [run.agent(1).checkpoints / "step-000000700"]
+    assert caplog.messages == ["left out for lack of a best checkpoint: agent 0, 2"]
 
 
 def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run):
@@ -118,6 +154,32 @@ def test_the_best_agent_is_chosen_by_the_trainings_episodes_and_scored_by_others
     assert scored.seed == integer(3, Purpose.SCORE) != integer(3, Purpose.EVALUATION)
     (alone,) = evaluate_checkpoint(run.agent(best.agent_id).path, 3, seed=scored.seed)
     assert scored.evaluation == alone.evaluation
+
+
+def test_whether_episodes_are_the_choosing_ones_is_found_without_counting_them(run):
+    seed = integer(3, Purpose.EVALUATION)
+    with refuses(UsageError, f"--seed {seed - 10**6} would report episodes that --agent best chooses by"):
+        evaluate_checkpoint(run.path, 10**12, seed=seed - 10**6, agent="best")
+
+
+@pytest.mark.parametrize("given", [np.int64(1), np.array(1), 1.0])
+def test_numpys_whole_numbers_count_as_pythons_own(run, given):
+    (expected,) = evaluate_checkpoint(run.path, 1, seed=1, agent=1)
+    (found,) = evaluate_checkpoint(run.path, given, seed=given, agent=given)
+    assert found == expected
+    assert type(found.seed) is int
+
+
+@pytest.mark.parametrize("given", ["0", True, np.True_, 0.5, -1, "worst", [0], 10**5000], ids=shown)
+def test_what_names_no_agent_is_refused_before_any_is_looked_for(run, given):
+    for asked in (
+        partial(evaluate_checkpoint, run.path, 1, agent=given),
+        partial(chosen_policy, run.path, given),
+    ):
+        with refuses(UsageError, f"agent = {shown(given)} is neither an agent's id, a number as 0, nor"):
+            asked()
+    with refuses(UsageError, "agent = None is neither an agent's id"):
+        chosen_policy(run.path, None)
 
 
 @pytest.mark.parametrize("offset", [0, 18, -4])
@@ -175,8 +237,8 @@ def test_an_ensemble_needs_critics(run):
 def test_an_agent_is_named_by_its_id_best_or_ensemble():
     named = [agent_choice(text) for text in ("0", "12", "best", "ensemble")]
     assert named == [0, 12, "best", "ensemble"]
-    for text in ("-1", "1.5", "worst", ""):
-        with refuses(UsageError, f"--agent {text} is neither an agent's id, best nor ensemble"):
+    for text in ("-1", "1.5", "worst", "", "9" * 5000):
+        with refuses(UsageError, f"--agent {shown(text)} is neither an agent's id, best nor ensemble"):
             agent_choice(text)
 
 

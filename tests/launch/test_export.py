@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dase_grpc import api
 from dase_grpc.cli.main import app
-from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
+from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError, UsageError
 from dase_grpc.launch import export
 from dase_grpc.launch.export import export_policy
 from dase_grpc.learning.agents.exported import Recipe, write_onnx
@@ -128,7 +128,15 @@ def test_what_no_file_can_be_made_of_is_refused(pair, tmp_path, monkeypatch):
 def test_a_folder_that_is_not_there_is_one_sentence(pair, tmp_path):
     done = CliRunner().invoke(app, ["export", str(pair.path), str(tmp_path / "none" / "p.pt"), "--agent=0"])
     assert isinstance(done.exception, DaseError)
-    assert_one_sentence(done.exception, "cannot write")
+    assert_one_sentence(done.exception, "cannot write", "there is no folder")
+
+
+def test_what_no_file_can_take_the_place_of_is_refused_before_any_policy_is_looked_for(tmp_path):
+    (tmp_path / "folder.pt").mkdir()
+    with refuses(UsageError, "folder.pt: it is a folder"):
+        export_policy(tmp_path / "run", tmp_path / "folder.pt")
+    with refuses(UsageError, "p.pt: there is no folder", "none"):
+        export_policy(tmp_path / "run", tmp_path / "none" / "p.pt")
 
 
 def test_the_command_names_what_it_wrote(pair, tmp_path):

@@ -19,6 +19,7 @@ from nodes.test_standard_services import Health, health_of
 from patience import PATIENCE_S
 from replay.wire.services import promptly
 
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import (
     AddressError,
     ConfigError,
@@ -286,7 +287,22 @@ async def test_a_stream_gives_each_of_several_threads_its_own_answer():
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, np.nan, np.inf, 1e30])
+@pytest.mark.parametrize(
+    ("address", "files", "said"),
+    [
+        (50052, {}, "50052 is not an address of the form HOST:PORT"),
+        (None, {}, "None is not an address of the form HOST:PORT"),
+        pytest.param("x:" + "9" * 5000, {}, "9' is not an address of the form HOST:PORT", id="digits"),
+        ("127.0.0.1:1", {"tls": 5}, "tls = 5 is no path"),
+        ("127.0.0.1:1", {"tls": "x", "token_file": "a\0b"}, "token_file = 'a\\x00b' is no path"),
+    ],
+)
+def test_what_is_no_address_and_no_path_is_refused(address, files, said):
+    with refuses(UsageError, said):
+        PolicyClient(address, **files)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, np.nan, np.inf, 1e30, "5", None, 10**5000], ids=shown)
 def test_a_time_limit_that_is_none_is_refused(seconds):
     with refuses(ConfigError, "timeout_s = ", "is no time limit"):
         PolicyClient("127.0.0.1:1", timeout_s=seconds)

@@ -4,11 +4,11 @@ import shutil
 
 import pytest
 import worlds
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from resuming import config, resume, train_killed_after, train_until
 
 from dase_grpc.config.gpus import Gpus
-from dase_grpc.errors import ConfigError, EnvironmentSpecError, RunDirectoryError
+from dase_grpc.errors import ConfigError, EnvironmentSpecError, RunDirectoryError, UsageError
 from dase_grpc.launch.resume import ResumeOptions, resume_here
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 
@@ -94,3 +94,19 @@ def test_learners_that_were_started_one_by_one_are_resumed_so(tmp_path):
     directory = RunDirectory.create(tmp_path, "run", config(), mode="node")
     with pytest.raises(ConfigError, match="start each again with its own command and --resume"):
         resume(directory)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ('mode = "evaluator"', "has what an evaluator node has written, from which nothing goes on"),
+        ("", "does not say how the run was begun (mode in [run]: None)"),
+    ],
+)
+def test_what_no_learners_have_begun_is_not_taken_for_learners_that_were_started_one_by_one(
+    tmp_path, mode, said
+):
+    file = RunDirectory.create(tmp_path, "run", config(), mode="node").path / RUN_FILE
+    file.write_text(file.read_text().replace('mode = "node"', mode))
+    with refuses(UsageError, said):
+        resume_here(ResumeOptions(tmp_path / "run"))

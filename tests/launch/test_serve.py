@@ -102,7 +102,7 @@ def test_observations_have_the_environments_shape_or_are_flat_where_it_is_none(t
 def test_what_cannot_be_served_is_refused(run, tmp_path):
     with refuses(RunDirectoryError, "no checkpoint of agent 7"):
         served_policy(run.path, "7")
-    with refuses(UsageError, "--agent worst is neither"):
+    with refuses(UsageError, "--agent 'worst' is neither"):
         served_policy(run.path, "worst")
     file = export_policy(run.path, tmp_path / "p.onnx", agent=0)
     with refuses(ConfigError, "p.onnx holds one policy; leave --agent 1 out"):

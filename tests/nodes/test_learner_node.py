@@ -2,12 +2,14 @@
 
 import asyncio
 import re
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
+from contracts.sentences import refuses
 from nodes.learning_cases import (
     ENDLESS,
     FOREVER,
@@ -15,6 +17,7 @@ from nodes.learning_cases import (
     checkpoint_step,
     learner_options,
     learning,
+    tiny_config,
     train,
     training,
     until_stored,
@@ -23,10 +26,11 @@ from nodes.learning_cases import (
 from nodes.running import ended, replay_node
 from replay.wire.services import eventually, listening, promptly, serving
 
-from dase_grpc.errors import AgentTakenError, DrainingError, StaleLeaseError, UnreachableError
+from dase_grpc.errors import AddressError, AgentTakenError, DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.learner import learner_main, run_learner
+from dase_grpc.nodes.options import LearnerOptions
 from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.insert import WINDOW_ROWS
 from dase_grpc.replay.service.cluster import ClusterServicer
@@ -357,3 +361,21 @@ def test_a_learner_whose_agent_another_one_still_has_ends_with_that_code_if_ther
     monkeypatch.setattr("dase_grpc.nodes.learner.run_learner", refused)
     options = learner_options(Address("127.0.0.1", 1), tmp_path, unfinished_code=code)
     assert learner_main(options, stdin_is_leash=False) == (code or AgentTakenError.exit_code)
+
+
+@pytest.mark.parametrize(
+    ("agent_id", "said"),
+    [
+        (None, "a learner without --agent takes agent 0's port, metrics.port + 1, so give each learner"),
+        (0, "choose another metrics port, or 0 for none"),
+    ],
+)
+async def test_a_metrics_port_that_is_taken_is_said_with_what_to_do(tmp_path, agent_id, said):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = tiny_config(metrics__port=port - 1)
+        options = LearnerOptions.parse(config=config, agent_id=None if agent_id is None else [agent_id])
+        with refuses(AddressError, f"cannot serve metrics on 127.0.0.1:{port}", said):
+            await run_learner(replace(options, run_dir=tmp_path / "run"), asyncio.Event())

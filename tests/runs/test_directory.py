@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from contracts.sentences import refuses
 
 from dase_grpc.config.resolve import RunConfig, read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
@@ -107,6 +108,15 @@ def test_open_says_that_run_toml_is_damaged(tmp_path: Path, content: bytes) -> N
     (tmp_path / "run.toml").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"run\.toml is damaged"):
         RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["", "mode = 5\n", "mode = [5]\n", "mode = 'quick'\n"])
+def test_a_run_that_does_not_say_how_it_was_begun_is_not_guessed_at(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "run.toml").write_text(f"[train]\nsteps = 5\n[run]\n{mode}")
+    run = RunDirectory.open(tmp_path)
+    with refuses(RunDirectoryError, "does not say how the run was begun (mode in", "back which of cluster"):
+        run.mode  # noqa: B018
+    assert RunDirectory.create(tmp_path, "other", RunConfig(), mode="stack").mode == "stack"
 
 
 def test_ensure_makes_a_run_once_for_learners_that_start_together(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Evaluation: noise-free episodes of a policy in fresh environments whose seeds no training ever uses."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from dase_grpc.learning.envs.restarts import EnvironmentBroke, given_up, reset, 
 from dase_grpc.schema import Array, TransitionSchema
 
 _log = logging.getLogger("dase")
+
+SIDE_BY_SIDE: Final = 1_000
+"""Environments at once, at most: each takes memory, and files may be few."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Evaluator:
         self._max_restarts, self._name = max_restarts, name
 
     def evaluate(self, policy: Policy) -> Evaluation:
-        """Plays all episodes side by side, one batched policy call per step over those still going on.
+        """Plays up to `SIDE_BY_SIDE` episodes at once, a batched policy call per step over those that go on.
 
         Environments are made for this call and closed after it. The same policy gives the same result.
 
@@ -77,9 +80,8 @@ class Evaluator:
         last: EnvironmentBroke | None = None
         while True:
             try:
-                with ExitStack() as stack:
-                    envs = [self._open(stack) for _ in range(self._episodes)]
-                    return replace(self._play(policy, envs), restarts=restarts)
+                firsts = range(0, self._episodes, SIDE_BY_SIDE)
+                return replace(_together([self._part(policy, first) for first in firsts]), restarts=restarts)
             except EnvironmentBroke as broke:
                 same = broke.is_like(last)
                 if same or restarts == self._max_restarts:
@@ -87,17 +89,22 @@ class Evaluator:
                 restarts, last = restarts + 1, broke
                 _log.warning("%s: %s, so it is begun anew", self._name, broke, exc_info=broke.error)
 
+    def _part(self, policy: Policy, first: int) -> Evaluation:
+        with ExitStack() as stack:
+            envs = [self._open(stack) for _ in range(min(SIDE_BY_SIDE, self._episodes - first))]
+            return self._play(policy, envs, first)
+
     def _open(self, stack: ExitStack) -> Environment:
         env = self._make()
         stack.callback(close_env, env, owner=self._name)
         return env
 
-    def _play(self, policy: Policy, envs: list[Environment]) -> Evaluation:
+    def _play(self, policy: Policy, envs: list[Environment], first: int) -> Evaluation:
         size = self._schema.observation_size
         to_env = ActionMap(envs[0].action_space)
         observations = np.empty((len(envs), size), np.float32)
         for index, env in enumerate(envs):
-            observations[index] = reset(env, seed=self._seed + 2 * index, size=size)
+            observations[index] = reset(env, seed=self._seed + 2 * (first + index), size=size)
         returns, lengths = [0.0] * len(envs), [0] * len(envs)
         active = list(range(len(envs)))
         for _ in range(self._max_episode_steps):
@@ -113,9 +120,21 @@ class Evaluator:
             active = [index for index in active if index not in ended]
             if not active:
                 break
-        with np.errstate(all="ignore"):
-            mean, std = float(np.mean(returns)), float(np.std(returns))
-        return Evaluation(mean, std, len(envs), tuple(returns), tuple(lengths), cut=len(active))
+        return _evaluation(returns, lengths, cut=len(active))
+
+
+def _evaluation(returns: Sequence[float], lengths: Sequence[int], *, cut: int) -> Evaluation:
+    with np.errstate(all="ignore"):
+        mean, std = float(np.mean(returns)), float(np.std(returns))
+    return Evaluation(mean, std, len(returns), tuple(returns), tuple(lengths), cut)
+
+
+def _together(parts: Sequence[Evaluation]) -> Evaluation:
+    if len(parts) == 1:
+        return parts[0]
+    returns = [each for part in parts for each in part.returns]
+    lengths = [each for part in parts for each in part.lengths]
+    return _evaluation(returns, lengths, cut=sum(part.cut for part in parts))
 
 
 def greedy_actions(policy: Policy, observation: Array, action_size: int) -> Array:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from dase_grpc.errors import ConfigError, DaseError, Halted, MalformedError, UsageError
+from dase_grpc.config.arguments import whole
+from dase_grpc.errors import DaseError, Halted, MalformedError, UsageError
 from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
@@ -95,7 +96,7 @@ class Session:
 
     Raises:
         AddressError: `replay` is no address.
-        ConfigError: `prefetch` is out of range.
+        ConfigError: `agent`, `batch_size` or `prefetch` is no whole number, or out of range.
     """
 
     def __init__(
@@ -116,15 +117,11 @@ class Session:
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
         timing: Times = USUAL,
     ) -> None:
-        if not 1 <= prefetch <= MAX_PREFETCH:
-            raise ConfigError(
-                f"prefetch = {prefetch} of a Session is outside 1..{MAX_PREFETCH}; choose another"
-            )
         self.schema = schema
         self._place = ReplayPlace.parse(replay)
         self._wanted = Wanted(
             self._place.addresses[0],
-            agent,
+            None if agent is None else whole("agent", agent, least=0),
             run_id,
             node_id=secrets.token_hex(8),
             timeout_s=connect_timeout_s,
@@ -132,8 +129,8 @@ class Session:
             credentials=credentials,
             timing=timing,
         )
-        self._batch_size = batch_size
-        self._prefetch = prefetch
+        self._batch_size = whole("batch_size", batch_size, least=1)
+        self._prefetch = whole("prefetch", prefetch, least=1, most=MAX_PREFETCH)
         self._sampling = Sampling(own_rows_only, own_share)
         self._follow = follow
         self._in_place = in_place

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final, Self
 
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import AddressError, UnreachableError
 
 _ADDRESS: Final = re.compile(
@@ -13,6 +14,8 @@ _ADDRESS: Final = re.compile(
 )
 
 DNS: Final = "dns:"
+SHOWN: Final = 100
+"""Characters of what is no address, beyond which a sentence shortens it."""
 NO_HOST: Final = "for a host's name has 1 to 63 letters, digits or hyphens between its dots"
 """What is said of a text that is none, see `can_be_host`."""
 
@@ -92,13 +95,17 @@ def can_be_host(text: str) -> bool:
 
 def parse_address(text: str) -> Address:
     """Reads HOST:PORT; an IPv6 host stands in brackets."""
-    match = _ADDRESS.fullmatch(text)
+    match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None  # Python's callers give anything
     if match is None or int(match["port"]) > 65_535:
-        raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
+        raise AddressError(f"{_named(text)} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
     host = match["ipv6"] or match["host"]
     if not can_be_host(host):
-        raise AddressError(f"{text!r} is no address, {NO_HOST}; give HOST:PORT, e.g. 127.0.0.1:50051")
+        raise AddressError(f"{_named(text)} is no address, {NO_HOST}; give HOST:PORT, e.g. 127.0.0.1:50051")
     return Address(host, int(match["port"]))
+
+
+def _named(text: object) -> str:
+    return repr(text) if isinstance(text, str) and len(text) <= SHOWN else shown(text)
 
 
 def require_private(address: Address, *, insecure: bool, flag: str = "--tls") -> None:
@@ -133,6 +140,8 @@ class ReplayPlace:
 
         What is but a number behind dns: is a port, of a host of that name.
         """
+        if not isinstance(text, str):
+            return cls.at(parse_address(text))
         if text.startswith(DNS) and not text.removeprefix(DNS).partition(",")[0].isdecimal():
             return cls((parse_address(text.removeprefix(DNS)),), by_name=True)
         addresses = tuple(parse_address(part) for part in text.split(","))

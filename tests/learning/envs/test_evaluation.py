@@ -6,6 +6,7 @@ import pytest
 import worlds
 
 from dase_grpc.errors import DivergedError, EnvironmentSpecError
+from dase_grpc.learning.envs import evaluation
 from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator, record_episode
 from dase_grpc.learning.envs.make import make_env, schema_of
 
@@ -69,6 +70,16 @@ def test_the_policy_is_asked_once_per_step_for_all_episodes_still_going_on():
     expected = [sum(length > step for length in result.lengths) for step in range(max(result.lengths))]
     assert [len(asked) for asked in policy.asked] == expected
     assert expected[0] == 8 > expected[-1]
+
+
+def test_more_episodes_than_environments_at_once_are_played_in_turn(monkeypatch):
+    policy = plain_policies.ConstantPolicy(0.0)
+    expected = Maker(worlds.StaggeredEnds).evaluator(episodes=8, max_episode_steps=5).evaluate(policy)
+    monkeypatch.setattr(evaluation, "SIDE_BY_SIDE", 3)
+    maker = Maker(worlds.StaggeredEnds)
+    assert maker.evaluator(episodes=8, max_episode_steps=5).evaluate(policy) == expected
+    assert [env.seeds for env in maker.made] == [[11 + 2 * i] for i in range(8)]
+    assert max(map(len, policy.asked[-expected.lengths[-1] :])) <= 3
 
 
 def test_an_ended_environment_is_not_stepped_again():

@@ -312,6 +312,8 @@ async def test_a_session_is_for_one_block(service):
 def test_what_cannot_be_used_is_refused_before_anything_is_asked(tmp_path):
     with pytest.raises(AddressError):
         Session("nowhere", schema=SCHEMA)
+    with pytest.raises(AddressError):
+        Session(50051, schema=SCHEMA)
     credentials = Credentials(token_file=tmp_path / "token")
     with (
         pytest.raises(UsageError, match="--tls"),
@@ -320,9 +322,23 @@ def test_what_cannot_be_used_is_refused_before_anything_is_asked(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("prefetch", [-3, 0, MAX_CREDITS + 1])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"agent": "0"}, "agent = '0'"),
+        ({"agent": -1}, "agent = -1"),
+        ({"batch_size": 0.5}, "batch_size = 0.5"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused(given, said):
+    with refuses(ConfigError, f"{said} has to be a whole number of at least"):
+        Session("localhost:1", schema=SCHEMA, **given)
+    Session("localhost:1", schema=SCHEMA, agent=np.int64(1), batch_size=np.uint16(8), prefetch=np.int8(2))
+
+
+@pytest.mark.parametrize("prefetch", [-3, 0, MAX_CREDITS + 1, "4"])
 def test_batches_drawn_ahead_that_no_service_could_send_are_refused(prefetch):
-    with refuses(ConfigError, f"prefetch = {prefetch}", f"1..{MAX_CREDITS}"):
+    with refuses(ConfigError, f"prefetch = {prefetch!r} has to be a whole number from 1 to {MAX_CREDITS}"):
         Session("localhost:1", schema=SCHEMA, prefetch=prefetch)
 
 
