@@ -48,13 +48,13 @@ async def test_publishing_that_is_cancelled_before_it_is_connected_leaves_nothin
     async with serving() as service:
         target = await service.target()
         await service.server.stop(None)
-        before = len(asyncio.all_tasks())
+        before = asyncio.all_tasks()
         publishing = asyncio.ensure_future(PolicyPublisher(target).publish(1, b"policy"))
-        await eventually(lambda: len(asyncio.all_tasks()) > before + 1)
+        await eventually(lambda: len(asyncio.all_tasks() - before) > 1)
         publishing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await publishing
-        await eventually(lambda: len(asyncio.all_tasks()) <= before)
+        await eventually(lambda: asyncio.all_tasks() <= before)
 
 
 async def test_a_publisher_that_comes_back_does_not_wait_for_its_broken_stream(service):
