@@ -294,8 +294,7 @@ def test_without_a_gpu_nothing_is_noted(script, tmp_path, monkeypatch):
     "variant",
     [
         "single",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("lockstep", "threads")),
-        "processes",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("lockstep", "threads", "processes")),
     ],
 )
 def test_each_variant_does_the_planned_work_and_is_measured(complexity, variant):

@@ -166,7 +166,7 @@ class ExperienceReplayBuffer:
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_agents_that_share_nothing_but_the_machine_are_one_run_as_long_as_the_slowest(script):
     complexity, run_time = script("complexity"), script("run_time")
     plan = complexity.Plan("InvertedPendulum-v5", 1, warmup=5, updates=7)
@@ -176,7 +176,7 @@ def test_agents_that_share_nothing_but_the_machine_are_one_run_as_long_as_the_sl
     assert found.others_cores >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_authors_agent_is_run_beside_from_a_copy_of_their_code(script, tmp_path):
     complexity, run_time = script("complexity"), script("run_time")
     plan = complexity.Plan("InvertedPendulum-v5", 1, warmup=5, updates=7)
