@@ -36,6 +36,7 @@ class TestSAC(AgentContract):
     schema = TransitionSchema("wide", 11, 1, (-2.0,), (2.0,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [TD3, DDPG, SAC, Plain])
 def test_the_agents_that_there_are_keep_what_they_promise(agent):
     check_agent(agent)
@@ -48,6 +49,7 @@ def test_the_example_keeps_it(monkeypatch):
     check_agent(my_agent.DriftingTD3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", BROKEN)
 def test_a_broken_promise_is_named_in_a_sentence(agent):
     name, said = BROKEN[agent]

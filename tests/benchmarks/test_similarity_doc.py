@@ -17,6 +17,7 @@ def test_there_is_a_command_for_each_table():
     assert len(re.findall(r"^\| measure ", TEXT, re.MULTILINE)) == len(COMMANDS) + 1  # the study prints two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_has_what_the_command_prints(command, script, called, monkeypatch):
     program, *arguments = shlex.split(command)

@@ -117,6 +117,7 @@ def test_files_of_a_volume_change_all_at_once(tmp_path):
     assert (tmp_path / "tls" / "tls.key").stat().st_mode & 0o777 == 0o400
 
 
+@pytest.mark.slow
 def test_what_is_not_there_or_not_done_is_said(whole, tmp_path):
     with pytest.raises(NotPlayable, match="the Secret dase-tls-x is in none of the files"):
         files_of({"name": "tls", "secret": {"secretName": "dase-tls-x"}}, whole)

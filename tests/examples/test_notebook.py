@@ -25,7 +25,7 @@ def test_it_is_kept_without_outputs(notebook):
     assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
 
 
-@pytest.mark.long  # page 1 of the tutorial has the same commands
+@pytest.mark.long  # page 1 of the tutorial does the same on the command line
 def test_it_trains_draws_acts_films_and_exports_and_leaves_no_process(notebook, tmp_path):
     import nbclient
 

@@ -44,6 +44,7 @@ def acting(path: Path) -> Any:
     return lambda rows: session.run(None, {"observation": rows})[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".onnx", ".pt"])
 def test_the_file_acts_as_the_policy_in_the_environments_units(run, tmp_path, ending):
     path = export_policy(run.path, tmp_path / f"policy{ending}", agent=1)

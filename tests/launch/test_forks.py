@@ -66,6 +66,7 @@ async def test_a_fork_is_the_launchers_own_child_and_shows_the_command_of_a_node
     assert not node.runs
 
 
+@pytest.mark.slow
 async def test_forks_outlive_their_server_and_end_with_their_leash(forks, start):
     server = forks()
     nodes = [await start(server, *REPLAY, name=name) for name in ("killed", "let-go")]
@@ -98,6 +99,7 @@ async def test_without_its_server_a_node_is_started_on_its_own(forks, start):
     assert not lives(server._process.pid)
 
 
+@pytest.mark.slow
 async def test_without_a_server_that_stands_still_nodes_are_started_on_their_own(forks, start, caplog):
     importing_still, ready = forks("dase_grpc.cli.main"), forks()
     assert await (await start(ready, *VERSION, name="before")).ended() == 0

@@ -45,6 +45,7 @@ def test_a_cpu_has_no_recorder_and_does_the_work_as_it_is():
     assert adding.python == CALLS
 
 
+@pytest.mark.slow
 def test_every_call_does_the_work_once_whether_rehearsed_recorded_or_replayed():
     adding, traces = Adding(), Traces()
     captured = Captured(adding, traces, name="adding")

@@ -25,6 +25,7 @@ def config(request):
 # The reference twins
 
 
+@pytest.mark.slow
 def test_in_float64_many_updates_are_those_by_autograd(config):
     agent, twin = (make(config, dtype=torch.float64, autograd=autograd) for autograd in (False, True))
     weight = torch.from_numpy(weights())

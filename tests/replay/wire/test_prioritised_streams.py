@@ -169,6 +169,7 @@ def drawn_of(masses: dict[int, float], these: list[int], among: list[int]) -> fl
     return (1 - HOW.uniform) * share + HOW.uniform * len(these) / len(among)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [None, 0.5])
 @pytest.mark.parametrize("shards", [1, 3])
 async def test_errors_of_a_batch_reach_the_services_that_drew_it_and_likelihoods_are_those_of_the_whole(
