@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 train: $(STAMP)  ## Train two agents on a small MuJoCo task (one to two minutes after installing)
 	$(BIN)/dase train
 
-test: $(STAMP)  ## Run every test
+test: $(STAMP)  ## Run every test but the long ones
 	$(BIN)/python -m pytest -n logical --dist worksteal
 
 fast: $(STAMP)  ## Run the tests of the developer loop

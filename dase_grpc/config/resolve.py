@@ -208,9 +208,12 @@ class RunConfig(Section):
                 f"(agent.start_steps = {self.agent.start_steps}), so no update would ever come; "
                 f"set replay.min_size to at most {first}"
             )
-        if self.metrics.port and self.metrics.port + self.train.agents > 65_535:
+        most = 65_535 - self.train.agents * (1 + self.train.actors)
+        if self.metrics.port and self.metrics.port > most:
             raise ValueError(
-                f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}"
+                f"metrics.port = {self.metrics.port} leaves no port for "
+                f"{'an actor of ' if self.train.actors else ''}agent {self.train.agents - 1}; "
+                f"{f'set it to at most {most}' if most > 0 else 'leave it out'}"
             )
         return self
 

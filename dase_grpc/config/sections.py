@@ -300,5 +300,6 @@ class MetricsConfig(Section):
         0,
         ge=0,
         le=65_535,
-        description="port of the replay node's endpoint, learner i is at port + 1 + i; 0 is off",
+        description="port of the replay node's endpoint, learner i is at port + 1 + i, and actor j of agent "
+        "i, with train.actors, at port + 1 + agents + i · actors + j; 0 is off",
     )

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 from children import ran
@@ -122,6 +123,23 @@ def test_the_pages_have_the_tables_of_the_committed_results(page):
         text = (page.DOCS / name).read_text(encoding="utf-8")
         assert page.filled(text, sections, page.RESULTS) == text
         assert all(f"<!-- {section} -->" in text for section in sections)
+
+
+def test_the_page_about_serving_says_what_a_delay_gained_in_the_committed_results(measuring):
+    figures = measuring.read_figures(ROOT / "docs/results/serving.csv")
+
+    def rate(subject, who):
+        found = [each for each in figures if (each.subject, each.who) == (subject, who)]
+        return median(each.value for each in found if each.what == "requests/s")
+
+    gains = [
+        rate(clients, "run, 1 ms delay") / rate(clients, "run")
+        for clients in ("64 clients", "8 clients", "1 client")
+    ]
+    said = (
+        "{:.2f} times as many answers with 64 clients, {:.2f} times as many with 8 and {:.2f} times as many"
+    )
+    assert said.format(*gains) in (ROOT / "docs/serving.md").read_text(encoding="utf-8")
 
 
 def test_run_times_are_compared_by_turns_and_by_the_agents_that_share_a_core(script, tmp_path):

@@ -248,7 +248,13 @@ IMPOSSIBLE = {
     "replay.min_size=50001": "replay.min_size = 50001 exceeds the 50000 transitions",
     "agent.start_steps=0 replay.min_size=3": "replay.min_size = 3 exceeds the 2 transitions",
     "replay.capacity=1": "agent.batch_size = 256 exceeds replay.capacity = 1",
-    "metrics.port=65535": "metrics.port = 65535 leaves no port for agent 1",
+    "metrics.port=65535": "metrics.port = 65535 leaves no port for agent 1; set it to at most 65533",
+    "metrics.port=65532 train.explore=false train.actors=1": (
+        "metrics.port = 65532 leaves no port for an actor of agent 1; set it to at most 65531"
+    ),
+    "metrics.port=9 train.explore=false train.actors=64 train.agents=1024": (
+        "metrics.port = 9 leaves no port for an actor of agent 1023; leave it out"
+    ),
     "agent.algorithm=ddpg agent.target_noise=0.3": (
         "agent.target_noise = 0.3 is read by td3 only, and algorithm is ddpg;"
     ),
@@ -271,6 +277,7 @@ def test_settings_that_cannot_work_together_are_refused_naming_both(assignments)
         "replay.min_size=50000",
         "agent.start_steps=0 replay.min_size=2",
         "metrics.port=65533",
+        "metrics.port=65531 train.explore=false train.actors=1",
         "train.agents=1024",
         "agent.algorithm=sac agent.policy_noise=0.2 agent.target_noise=0.2",
         "agent.algorithm=ddpg agent.normalise_observations=true",

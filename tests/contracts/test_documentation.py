@@ -12,6 +12,8 @@ from typer.main import get_command
 
 from dase_grpc.cli.main import app
 from dase_grpc.cli.node import TAKES
+from dase_grpc.runs.reports.compare import compare
+from dase_grpc.runs.reports.comparison_tables import csv_files
 
 ROOT = PACKAGE.parent
 PAGES = sorted(
@@ -130,6 +132,30 @@ def test_every_class_that_a_module_says_another_holds_is_there():
     assert misplaced_classes("as `Guide` (learning/agents/policy.py)") == [
         "Guide (learning/agents/policy.py)"
     ]
+
+
+RESULT = re.compile(r"(?<!out )(?<!results )(?<![\w/])docs/results/[\w./*-]+")
+"""Results that a command reads; what it writes need not be there."""
+NUMBER = re.compile(r"(?<=,)-?\d+(?:\.\d+)?(?:e-?\d+)?(?=[,\r\n])")
+COMPARED = re.compile(r"^dase compare ([^#\n]*) --out (docs/results/\S+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", OF_TODAY, ids=page_name)
+def test_every_result_that_a_command_on_a_page_reads_is_there(page):
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        assert all(any(ROOT.glob(name)) for name in RESULT.findall(block)), page
+
+
+@pytest.mark.parametrize(
+    ("runs", "out"), [found for page in OF_TODAY for found in COMPARED.findall(page.read_text("utf-8"))]
+)
+def test_a_comparison_that_is_kept_is_what_its_command_writes(runs, out, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, content in csv_files(compare(runs.split())).items():
+        kept = (ROOT / out / name).read_text(encoding="utf-8")
+        assert NUMBER.sub("", kept) == NUMBER.sub("", content.decode()), name
+        numbers = [[float(each) for each in NUMBER.findall(text)] for text in (kept, content.decode())]
+        assert numbers[0] == pytest.approx(numbers[1]), name
 
 
 def test_a_file_that_is_gone_and_a_folder_that_is_named_would_be_found():

@@ -11,6 +11,7 @@ REPEATED = {
     "Dockerfile": r"^ARG VERSION=(.*)$",
     "deploy/helm/dase/Chart.yaml": r'^(?:version|appVersion): "?([^"\n]*)"?$',
     "docs/kubernetes.md": r"(?:/dase:|image\.tag=)(\d+(?:\.\d+)*)",
+    "docs/experiments.md": r"/dase:(\d+(?:\.\d+)*)",
 }
 CITATION = yaml.safe_load((PROJECT / "CITATION.cff").read_text(encoding="utf-8"))
 

@@ -42,9 +42,9 @@ class RunCell:
 
     @property
     def weight(self) -> int:
-        """How many cores its processes keep busy: one replay and K learners, or one process for all."""
-        threads, agents = self.config.train.threads, self.config.train.agents
-        return 1 + agents * threads if self.mode == "cluster" else threads
+        """How many cores its processes keep busy: a replay, K learners and their actors, or one for all."""
+        train = self.config.train
+        return 1 + train.agents * (train.threads + train.actors) if self.mode == "cluster" else train.threads
 
     @property
     def steps(self) -> int:

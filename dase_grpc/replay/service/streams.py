@@ -20,8 +20,8 @@ from dase_grpc.replay.wire.v1 import replay_pb2
 
 T = TypeVar("T")
 
-MAX_AGENT_STREAMS: Final = 64
-"""Streams of one kind that one agent may have open: its learner, its actors, and some that died unnoticed."""
+MAX_AGENT_STREAMS: Final = 96
+"""Streams of one kind that one agent may have open: its learner, 64 actors, and some that died unnoticed."""
 
 MAX_AGENT_HELD_BYTES: Final = 256 * 2**20
 MAX_HELD_BYTES: Final = 2**30

@@ -99,6 +99,11 @@ def test_a_lockstep_cell_is_one_process_and_a_cluster_one_more_than_it_has_agent
     assert [cell.weight for cell in matrix_of(mode="cluster", **tables).cells] == [4, 7]
 
 
+def test_the_actors_of_a_cluster_cell_keep_cores_busy_too():
+    tables = {"set": {"train.explore": False, "agents": 2}, "matrix": {"train.actors": [1, 3]}}
+    assert [cell.weight for cell in matrix_of(mode="cluster", **tables).cells] == [5, 9]
+
+
 BAD = {
     "a value": ({"train.steps": [10, -1]}, "cell steps--1: train.steps = -1 must be greater than 0"),
     "an algorithm": ({"algo": ["td3", "ppo"]}, "cell ppo: --algo 'ppo': there is no algorithm"),

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import grpc
 import pytest
@@ -17,11 +17,13 @@ from replay.wire.services import (
     serving,
 )
 
+from dase_grpc.config.sections import TrainConfig
 from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.client.streams import ClientStream
+from dase_grpc.replay.service.streams import Admission
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
 ANSWER = replay_pb2.InsertResponse(committed_seq=1)
@@ -47,6 +49,14 @@ async def scripted(answers, ending=None):
     """A stream to a service that ends it like this."""
     async with listening(Scripted(answers, ending)) as (_, address), open_channel(address) as channel:
         yield ClientStream(replay_pb2_grpc.ReplayServiceStub(channel).Insert(), str(address))
+
+
+def test_a_learner_and_as_many_actors_as_an_agent_may_have_store_at_once():
+    actors = TrainConfig.model_json_schema()["properties"]["actors"]["maximum"]
+    admission = Admission("Insert")
+    with ExitStack() as streams:
+        for _ in range(1 + actors):
+            streams.enter_context(admission.stream(0))
 
 
 async def test_messages_are_read_until_the_end():
