@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import CA, CRL, Live, read_public, stamp_of
+from dase_grpc.replay.security.folders import CA, CRL, Live, is_there, read_public, stamp_of
 from dase_grpc.replay.security.tokens import BadToken
 from dase_grpc.replay.wire.status import Context
 
@@ -157,7 +157,7 @@ def _damaged(file: Path) -> CredentialsError:
 def own_list(directory: Path, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
     """The list in an authority's folder, if it has one; whoever lost it would let in again who is on it."""
     file = directory / CRL
-    if not file.exists():
+    if not is_there(file):
         return None
     try:
         found = x509.load_pem_x509_crl(file.read_bytes())

@@ -6,9 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from dase_grpc.errors import DrainingError, MalformedError
-from dase_grpc.progress import Attendant
+from dase_grpc.progress import MAX_AGENT_ID, Attendant
 from dase_grpc.replay.buffer.leases import ATTENDING_ROLES, Lease, Presence
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import agent_to_join, require_agent, require_role
 from dase_grpc.replay.wire.messages import (
