@@ -13,7 +13,7 @@ from typing import Final
 from grpc.aio import Channel
 
 from dase_grpc.errors import ConfigError, DaseError, RefusalError, UnreachableError
-from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.buffer.sharding import Shard, missing
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines
 from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
@@ -98,7 +98,7 @@ async def _find_behind_name(lines: Lines, wanted: Wanted) -> list[FoundShard]:
         why: str | None = "no address"
         try:
             found = _without_twins(await _answering(lines, await lines.place.found()))
-            why = missing(found) if found else why
+            why = missing([each.shard for each in found]) if found else why
         except UnreachableError as error:
             why = str(error)
         if why is None:
@@ -178,19 +178,9 @@ def in_order(found: Sequence[FoundShard]) -> list[FoundShard]:
     return ordered
 
 
-def missing(found: Sequence[FoundShard]) -> str | None:
-    """Which shards are not among those found, in a few words; None if none is missing."""
-    count = found[0].shard.count
-    absent = sorted(set(range(count)) - {each.shard.index for each in found})
-    if not absent:
-        return None
-    named = ", ".join(f"{index}/{count}" for index in absent[:8])
-    return f"shard{'s' if len(absent) > 1 else ''} {named}{', ...' if len(absent) > 8 else ''}"
-
-
 def require_complete(found: Sequence[FoundShard]) -> None:
     """Checks that the shards named are all that there are. ConfigError if some are missing."""
-    if (absent := missing(found)) is not None:
+    if (absent := missing([each.shard for each in found])) is not None:
         raise ConfigError(
             f"--replay names {len(found)} of the {found[0].shard.count} shards of run "
             f"{found[0].run_id!r} and leaves {absent} out; name the addresses of all"
