@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,9 +15,9 @@ from grpc.aio import Channel
 
 from dase_grpc.errors import ConfigError, DaseError, RefusalError, UnreachableError
 from dase_grpc.replay.buffer.sharding import Shard, missing
-from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines
+from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines, require_let_in
 from dase_grpc.replay.client.connection import Connection
-from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
+from dase_grpc.replay.client.patience import AWAY, LOOK_AT_CREDENTIALS_S, Wanted, patiently
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import shard_of
@@ -92,17 +93,26 @@ async def _find_listed(lines: Lines, wanted: Wanted) -> list[FoundShard]:
 
 
 async def _find_behind_name(lines: Lines, wanted: Wanted) -> list[FoundShard]:
-    """Resolves the name again and again until all shards are among the addresses and answer."""
-    began, said = time.monotonic(), False
+    """Resolves the name again and again until all shards are among the addresses and answer.
+
+    UnauthenticatedError if it is the credentials that keep one from answering.
+    """
+    began, looked_at, said = time.monotonic(), -math.inf, False
     while True:
-        why: str | None = "no address"
+        silent = set[Address]()
         try:
-            found = _without_twins(await _answering(lines, await lines.place.found()))
-            why = missing([each.shard for each in found]) if found else why
+            addresses = await lines.place.found()
+            found = await _answering(lines, addresses)
+            silent = {*addresses} - {each.address for each in found}
+            found = _without_twins(found)
+            why = missing([each.shard for each in found]) if found else "none of the addresses that it has"
         except UnreachableError as error:
             why = str(error)
         if why is None:
             return in_order(found)
+        if time.monotonic() - looked_at >= LOOK_AT_CREDENTIALS_S:
+            await asyncio.gather(*(require_let_in(each, lines.credentials) for each in silent))
+            looked_at = time.monotonic()
         waited_s = time.monotonic() - began
         if waited_s >= wanted.timeout_s:
             raise UnreachableError(
