@@ -74,6 +74,18 @@ def test_show_says_whose_and_until_when_and_what_has_expired(dase, tmp_path):
     assert "PRIVATE" not in out
 
 
+def test_show_tells_of_both_authorities_while_one_follows_the_other(dase, tmp_path):
+    now = datetime.now(UTC)
+    old, new = (
+        make_authority(tmp_path / name, now=now - timedelta(days=days))
+        for name, days in (("a", 400), ("b", 0))
+    )
+    new.write_bytes(new.read_bytes() + old.read_bytes())
+    code, out, _ = dase("certs", "show", new.parent)
+    assert code == 0
+    assert ["EXPIRED" in line for line in out.splitlines()] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

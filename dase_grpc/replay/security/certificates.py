@@ -213,7 +213,7 @@ def certificates_in(directory: Path) -> list[Shown]:
             f"{directory} holds no certificate; make some with `dase certs init {directory}`"
         )
     revoked = _revoked_in(directory)
-    return [_shown(file, revoked) for file in files]
+    return [shown for file in files for shown in _shown(file, revoked)]
 
 
 def _node_certificate(
@@ -367,10 +367,10 @@ def _reading(file: Path) -> Iterator[None]:
         raise CredentialsError(f"{file} is no certificate that can be read") from error
 
 
-def _shown(file: Path, revoked: frozenset[Certificate]) -> Shown:
-    certificate = _read(file)
-    with _reading(file):  # its parts are parsed when they are asked for
-        return _contents(file, certificate, revoked)
+def _shown(file: Path, revoked: frozenset[Certificate]) -> list[Shown]:
+    with _reading(file):  # the parts of each are parsed when they are asked for
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+        return [_contents(file, each, revoked) for each in found]
 
 
 def _contents(file: Path, certificate: x509.Certificate, revoked: frozenset[Certificate]) -> Shown:
