@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import (
-    CA,
-    CRL,
-    alone_in,
-    is_there,
-    put,
-    refuse_existing,
-    writing_into,
-)
+from dase_grpc.replay.security.folders import CA, CRL, alone_in, is_there, put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
 from dase_grpc.replay.wire.addresses import is_host_name
 
