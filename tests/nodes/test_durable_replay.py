@@ -7,6 +7,7 @@ import threading
 import pytest
 from nodes.processes import process, replay_process
 from nodes.running import joined, replay_node, store_at
+from patience import PATIENCE_S
 from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
@@ -75,7 +76,7 @@ async def test_a_disk_that_is_slow_to_reserve_the_buffer_keeps_waiting_only_who_
     def slow(descriptor: int, offset: int, size: int) -> None:
         if os.readlink(f"/proc/self/fd/{descriptor}").endswith("rows.new"):
             reserved.append(size)
-            go.wait(5.0)
+            go.wait(PATIENCE_S)
         reserve(descriptor, offset, size)
 
     monkeypatch.setattr(os, "posix_fallocate", slow)
