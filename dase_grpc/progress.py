@@ -7,6 +7,7 @@ from typing import Final
 FINISHED: Final = "finished"
 """The state of a learner that has done all its steps."""
 
+MAX_AGENT_ID: Final = 1023
 MAX_PAIRED_AGENTS: Final = 64
 """What there is for each pair of agents is told of the first of them alone, so it does not grow with K²."""
 

@@ -205,7 +205,8 @@ TokenFile = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float, option("--timeout", "How long a replay is given to answer.", min=0.1, metavar="SECONDS")
+    float,
+    option("--timeout", "How long a replay is given to answer.", min=0.1, max=86_400, metavar="SECONDS"),
 ]
 
 

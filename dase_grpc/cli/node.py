@@ -52,14 +52,21 @@ Role = Annotated[
 ]
 
 
-def node(*, role: str, stdin_is_leash: bool = False, **given: Any) -> None:
+def node(context: typer.Context, *, role: str, stdin_is_leash: bool = False, **given: Any) -> None:
     """Runs one node of a cluster until it is done or stopped."""
     for name, value in given.items():
-        if name not in TAKES[role] and value is not None and value is not False:
-            flag = "set" if name == "assignments" else name.replace("_", "-")
-            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+        if name in TAKES[role] or value is None or value is False or _is_of_environment(context, name):
+            continue
+        flag = "set" if name == "assignments" else name.replace("_", "-")
+        raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
     options = _options(role, given)
     raise typer.Exit(_main(role)(options, stdin_is_leash=stdin_is_leash))
+
+
+def _is_of_environment(context: typer.Context, name: str) -> bool:
+    """Whether a flag's value is that of a variable, which may be for other nodes of this machine."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def _options(role: str, given: dict[str, Any]) -> NodeOptions:
@@ -112,6 +119,7 @@ def _parameter(name: str, flag: Flag) -> inspect.Parameter:
 flags.take(
     node,
     [
+        parameter("context", typer.Context, default=inspect.Parameter.empty),
         parameter("role", Role, default=inspect.Parameter.empty),
         *(_parameter(name, flag) for name, flag in FLAGS.items()),
         *(parameter(name, flags.SETTINGS[name]) for name in SETTINGS),

@@ -4,18 +4,25 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from dase_grpc.errors import DaseError, UnreachableError
+from dase_grpc.errors import ConfigError, DaseError, UnreachableError
 from dase_grpc.progress import Attendance, Progress, ago
-from dase_grpc.replay.client.cluster import ClusterClient, open_channel, require_let_in
+from dase_grpc.replay.buffer.sharding import Shard, missing
+from dase_grpc.replay.client.cluster import ClusterClient, Lines, require_let_in
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace, silence_of
-from dase_grpc.replay.wire.messages import Stated, attendance_from_proto, progress_from_proto, stated
+from dase_grpc.replay.wire.messages import (
+    Stated,
+    attendance_from_proto,
+    progress_from_proto,
+    shard_of,
+    stated,
+)
 from dase_grpc.replay.wire.v1 import cluster_pb2
 
 GONE: Final = "expired"
@@ -115,7 +122,10 @@ class BufferView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A run: its agents by id, its other nodes, its buffer; uptime_seconds is that of the replay."""
+    """A run: its agents by id, its other nodes, its buffer; uptime_seconds is that of the replay.
+
+    shards are those of the replay that have told of it.
+    """
 
     run_id: str = ""
     environment: str = ""
@@ -124,6 +134,7 @@ class ClusterView:
     buffer: BufferView = field(default_factory=BufferView)
     agents: tuple[AgentView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    shards: tuple[Shard, ...] = ()
 
 
 View = TypeVar("View", AgentView, NodeView, BufferView, ClusterView)
@@ -140,6 +151,7 @@ def view_of(status: cluster_pb2.StatusResponse) -> ClusterView:
         buffer=_of(BufferView, buffer, size_by_agent=sizes, incarnations=(buffer.incarnation,)),
         agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)),
         nodes=tuple(nodes),
+        shards=(shard_of(buffer),),
     )
 
 
@@ -169,6 +181,7 @@ def merged(views: Sequence[ClusterView]) -> ClusterView:
         buffer=_added([view.buffer for view in views]),
         agents=tuple(agents[agent_id] for agent_id in sorted(agents)),
         nodes=max((view.nodes for view in views), key=len),
+        shards=tuple(chain.from_iterable(view.shards for view in views)),
     )
 
 
@@ -213,7 +226,7 @@ class Target:
 class Look:
     """What the replays said at `at`, in seconds of a monotonic clock; cluster is None where none answered.
 
-    silent says of each replay that did not answer, by address, why.
+    silent says of each replay that does not count, by address, why: it did not answer, or is of another run.
     """
 
     at: float
@@ -224,6 +237,8 @@ class Look:
         """What an operator should know of, the most serious first."""
         found = [str(error) for error in self.silent.values()]
         if self.cluster is not None:
+            if (absent := missing(self.cluster.shards)) is not None:
+                found.append(f"these numbers are without {absent}: no answer, or not named with --replay")
             if self.cluster.draining:
                 found.append("the replay is shutting down: it takes no new nodes")
             found += [agent.trouble for agent in self.cluster.agents if agent.trouble]
@@ -231,20 +246,66 @@ class Look:
         return found
 
 
-@dataclass(frozen=True)
-class Observer:
-    """Looks at a cluster, as often as asked."""
+def look_at(
+    answers: Mapping[Address, "ClusterView | DaseError"], at: float, *, by_name: bool = False
+) -> Look:
+    """What the answers of all addresses come to; a replay that has several addresses counts once.
 
-    replays: Mapping[Address, ClusterClient]
+    One that is no shard beside those before it does not count. Where a name has led `by_name` to all shards,
+    what else it leads to is nobody's trouble.
+    """
+    counted: dict[str, tuple[Address, ClusterView]] = {}
+    silent: dict[str, DaseError] = {}
+    for address, answer in answers.items():
+        if isinstance(answer, DaseError):
+            silent[str(address)] = answer
+        elif (other := _at_odds(answer, counted)) is not None:
+            silent[str(address)] = ConfigError(
+                f"the services at {other} and {address} are not shards of one replay, so only the first "
+                f"counts; see --replay"
+            )
+        else:
+            counted.setdefault(answer.buffer.incarnations[0], (address, answer))
+    views = sorted((view for _, view in counted.values()), key=lambda view: view.shards[0].index)
+    cluster = merged(views) if views else None
+    if by_name and cluster is not None and missing(cluster.shards) is None:
+        silent = {}
+    return Look(at, cluster, silent)
+
+
+def _at_odds(view: ClusterView, counted: Mapping[str, tuple[Address, ClusterView]]) -> Address | None:
+    """Where the service is beside which this one cannot be a shard of one replay."""
+    (shard,), (incarnation,) = view.shards, view.buffer.incarnations
+    for other_incarnation, (address, other) in counted.items():
+        same_replay = (view.run_id, shard.count) == (other.run_id, other.shards[0].count)
+        if incarnation != other_incarnation and not (same_replay and shard != other.shards[0]):
+            return address
+    return None
+
+
+@dataclass
+class Observer:
+    """Looks at a cluster, as often as asked; at what a name leads to by then, where shards are missing."""
+
+    lines: Lines
     target: Target
+    addresses: tuple[Address, ...] = ()
+    _complete: bool = False
 
     async def look(self) -> Look:
         """What all replays say; takes up to the timeout where one does not answer."""
-        answers = await asyncio.gather(*map(self._ask, self.replays))
-        views = [answer for answer in answers if isinstance(answer, ClusterView)]
-        by_address = zip(map(str, self.replays), answers, strict=True)
-        silent = {address: answer for address, answer in by_address if isinstance(answer, DaseError)}
-        return Look(time.monotonic(), merged(views) if views else None, silent)
+        place = self.target.replay
+        try:
+            if not (self._complete and self.addresses):
+                self.addresses = await place.found()
+        except UnreachableError as error:
+            if not self.addresses:
+                return Look(time.monotonic(), None, {str(place): error})
+        answers = await asyncio.gather(*map(self._ask, self.addresses))
+        told = dict(zip(self.addresses, answers, strict=True))
+        look = look_at(told, time.monotonic(), by_name=place.by_name)
+        self._complete = look.cluster is not None and not look.silent and missing(look.cluster.shards) is None
+        return look
 
     async def first_look(self) -> Look:
         """A look at which at least one replay answered; else a RefusalError that says why none did."""
@@ -258,9 +319,9 @@ class Observer:
 
     async def explain_silence(self) -> None:
         """Raises what keeps a replay from answering: the credentials, or what the operating system knows."""
-        for address in self.replays:
+        for address in self.addresses:
             await require_let_in(address, self.target.credentials)
-        for address in self.replays:
+        for address in self.addresses:
             if silence := await silence_of(address):
                 raise UnreachableError(
                     f"the replay service at {address} does not answer: {silence}; see whether it runs, and "
@@ -268,21 +329,18 @@ class Observer:
                 )
 
     async def _ask(self, address: Address) -> ClusterView | DaseError:
+        client = ClusterClient(self.lines.to(address), str(address))
         try:
-            return view_of(await self.replays[address].status(timeout_s=self.target.timeout_s))
+            return view_of(await client.status(timeout_s=self.target.timeout_s))
         except DaseError as error:
             return error
 
 
 @asynccontextmanager
 async def observing(target: Target) -> AsyncIterator[Observer]:
-    """An observer of a cluster, which connects when it looks; raises what credentials and names may."""
-    async with AsyncExitStack() as channels:
-        clients = {}
-        for address in await target.replay.found():
-            channel = await channels.enter_async_context(open_channel(address, target.credentials))
-            clients[address] = ClusterClient(channel, str(address))
-        yield Observer(clients, target)
+    """An observer of a cluster, which connects when it looks."""
+    async with Lines(target.replay, target.credentials) as lines:
+        yield Observer(lines, target)
 
 
 @dataclass(frozen=True)

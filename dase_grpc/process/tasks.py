@@ -35,6 +35,22 @@ async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | No
         await asyncio.gather(work, stopped, return_exceptions=True)
 
 
+async def in_thread(blocking: Callable[[], object]) -> None:
+    """Runs what blocks on a thread, to its end: where it is cancelled meanwhile that is raised only then."""
+    running = asyncio.ensure_future(asyncio.to_thread(blocking))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    failed = None if running.cancelled() else running.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failed is not None:
+        raise failed
+
+
 @contextmanager
 def first_cause() -> Iterator[None]:
     """Raises, instead of a group of errors, its only bug, else our first error; of two bugs the group."""

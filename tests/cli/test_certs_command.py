@@ -11,7 +11,7 @@ from contracts.sentences import assert_one_sentence, refuses
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from dase_grpc.errors import CredentialsError
+from dase_grpc.errors import CredentialsError, UsageError
 from dase_grpc.replay.security import certificates
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.dialler import Credentials
@@ -74,6 +74,18 @@ def test_show_says_whose_and_until_when_and_what_has_expired(dase, tmp_path):
     assert "PRIVATE" not in out
 
 
+def test_show_tells_of_both_authorities_while_one_follows_the_other(dase, tmp_path):
+    now = datetime.now(UTC)
+    old, new = (
+        make_authority(tmp_path / name, now=now - timedelta(days=days))
+        for name, days in (("a", 400), ("b", 0))
+    )
+    new.write_bytes(new.read_bytes() + old.read_bytes())
+    code, out, _ = dase("certs", "show", new.parent)
+    assert code == 0
+    assert ["EXPIRED" in line for line in out.splitlines()] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -82,6 +94,9 @@ def test_show_says_whose_and_until_when_and_what_has_expired(dase, tmp_path):
         (("--role", "replay"), "--host"),
         (("--role", "replay", "--host", "ä ö"), "neither a host name"),
         (("--role", "replay", "--host", "replay..example"), "neither a host name"),
+        (("--role", "replay", "--host", "replay.example:50051"), "give it without a port"),
+        (("--role", "replay", "--host", "https://replay.example"), "neither a host name"),
+        (("--role", "learner", "--agent", 1024), "there is no agent 1024; agent ids are 0..1023"),
     ],
 )
 def test_what_cannot_be_issued_is_refused_in_one_sentence(dase, tmp_path, arguments, says):
@@ -90,6 +105,26 @@ def test_what_cannot_be_issued_is_refused_in_one_sentence(dase, tmp_path, argume
     assert code == 2
     assert says in err
     assert not [file for file in tmp_path.iterdir() if file.is_dir()]
+
+
+def test_a_token_of_an_agent_that_cannot_be_is_not_made_for_it_would_spoil_the_folder(dase, tmp_path):
+    code, _, err = dase("certs", "token", tmp_path, "--role", "learner", "--agent", 12_345)
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert_one_sentence(UsageError(err.strip()), "there is no agent 12345; agent ids are 0..1023")
+
+
+@pytest.mark.parametrize("command", ["init", "show", "token --role=learner"])
+def test_a_folder_that_nobody_can_look_into_is_refused_in_one_sentence(dase, command):
+    name, *more = command.split()
+    code, out, err = dase("certs", name, "d" * 300, *more)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: cannot read {'d' * 300}")
+    assert err.endswith(": File name too long\n")
+
+
+def test_a_replay_s_certificate_may_be_for_all_hosts_of_a_domain(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    assert dase("certs", "issue", tmp_path, "--role", "replay", "--host", "*.replay_1.example")[0] == 0
 
 
 def test_revoke_withdraws_what_was_issued_to_an_identity_and_show_says_so(dase, tmp_path):

@@ -81,7 +81,7 @@ def test_probes_ask_paths_and_ports_that_exist_and_wait_for_the_answer(nodes):
             assert probe["timeoutSeconds"] > ANSWER_S
         assert asked["startup"]["periodSeconds"] * asked["startup"]["failureThreshold"] >= 300
         dead_s = asked["liveness"]["periodSeconds"] * asked["liveness"]["failureThreshold"]
-        assert dead_s >= (600 if node.role == "replay" else 60)  # it reserves its buffer meanwhile
+        assert dead_s >= (600 if node.role == "replay" else 60)  # it may wait for its disk
 
 
 def shards(node: Workload) -> int:

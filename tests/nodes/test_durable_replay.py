@@ -1,10 +1,13 @@
 """A replay node on a data directory: what it restores, what it says, and how it refuses."""
 
 import asyncio
+import os
+import threading
 
 import pytest
 from nodes.processes import process, replay_process
 from nodes.running import joined, replay_node, store_at
+from patience import PATIENCE_S
 from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
@@ -65,6 +68,31 @@ async def test_settings_come_from_the_command_and_what_is_different_is_said(tmp_
     (tmp_path / "settings.json").write_text("[not json")
     async with replay_node(data_dir=tmp_path, seed=9):
         assert "--seed 9" not in caplog.text
+
+
+async def test_a_disk_that_is_slow_to_reserve_the_buffer_keeps_waiting_only_who_joins(tmp_path, monkeypatch):
+    reserved, go, reserve = list[int](), threading.Event(), os.posix_fallocate
+
+    def slow(descriptor: int, offset: int, size: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("rows.new"):
+            reserved.append(size)
+            go.wait(PATIENCE_S)
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    async with replay_node(data_dir=tmp_path / "data") as replay, open_channel(replay.address) as channel:
+        client = ClusterClient(channel, str(replay.address))
+        given_up, *joining = [
+            asyncio.ensure_future(client.join(node_name="n", node_id=each, schema=SCHEMA, agent_id=None))
+            for each in "abc"
+        ]
+        await eventually(lambda: reserved)
+        given_up.cancel()
+        assert (await promptly(client.status())).buffer.capacity == 0
+        go.set()
+        members = await promptly(asyncio.gather(*joining))
+        assert sorted((each.agent_id, each.epoch) for each in members) == [(0, 1), (1, 1)]
+    assert len(reserved) == 1
 
 
 async def test_an_old_epoch_stays_fenced_after_a_restart(tmp_path):

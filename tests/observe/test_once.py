@@ -8,16 +8,18 @@ from math import inf, nan
 from pathlib import Path
 
 import pytest
+from nodes.sharding_cases import shards_serving
 from observe.clusters import actor, agent, cluster, printed
 from patience import PATIENCE_S
 from replay.security.credentials import guarded, make_keyring
-from replay.wire.services import SCHEMA, serving
+from replay.wire.services import SCHEMA
 from rich.console import Console
 
 from dase_grpc.errors import UnauthenticatedError, UnreachableError
 from dase_grpc.observe.once import Told, document, look_twice, page, tell
 from dase_grpc.observe.view import ClusterView, Look, Observer, Target, merged, observing, view_of
 from dase_grpc.progress import Attendance, Attendant, Progress
+from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.replay.wire.v1 import cluster_pb2
@@ -119,16 +121,53 @@ async def test_a_shard_that_does_not_answer_is_a_trouble_beside_what_the_other_s
     assert made.replays == f"{service.address},127.0.0.1:1"
 
 
-async def test_two_shards_are_added_up(service):
-    async with serving() as other:
-        for each in (service, other):
+async def test_two_shards_are_added_up_and_what_is_none_of_them_or_missing_is_said(service):
+    async with shards_serving(2) as (first, second):
+        for each in (first, second):
             await each.join(0)
-        service.fill(5)
-        other.fill(7)
-        made = document(await told(service, apart_s=0.0, others=[other.address]))
-    assert (made["buffer"]["size"], made["buffer"]["capacity"]) == (12, 2_000)
-    assert made["buffer"]["size_by_agent"] == {"0": 12}
-    assert len(made["agents"]) == 1
+        first.fill(5)
+        second.fill(7)
+        made = document(await told(first, apart_s=0.0, others=[second.address]))
+        assert (made["buffer"]["size"], made["buffer"]["capacity"]) == (12, 2_000)
+        assert made["buffer"]["size_by_agent"] == {"0": 12}
+        assert (len(made["agents"]), made["troubles"]) == (1, [])
+        (trouble,) = document(await told(first, apart_s=0.0))["troubles"]
+        assert trouble == "these numbers are without shard 1/2: no answer, or not named with --replay"
+        made = document(await told(first, apart_s=0.0, others=[service.address, second.address]))
+        assert made["buffer"]["size"] == 12
+        (trouble,) = made["troubles"]
+        assert f"{first.address} and {service.address} are not shards of one replay" in trouble
+
+
+async def test_a_replay_of_two_names_counts_once(service):
+    await service.join(0)
+    service.fill(5)
+    again = Address("localhost", service.address.port)
+    made = document(await told(service, apart_s=0.0, others=[again]))
+    assert (made["buffer"]["size"], made["troubles"]) == (5, [])
+
+
+async def test_what_a_name_leads_to_is_looked_for_again_until_all_shards_are_there(monkeypatch):
+    behind: list[Address] = []
+
+    async def resolved(name):
+        if not behind:
+            raise UnreachableError("the name does not resolve")
+        return tuple(behind)
+
+    monkeypatch.setattr("dase_grpc.replay.wire.addresses.resolved", resolved)
+    nobody = Address("127.0.0.1", 1)
+    async with (
+        shards_serving(2) as (first, second),
+        observing(Target(ReplayPlace.parse("dns:replay.test:1"), timeout_s=0.2)) as observer,
+    ):
+        assert (await observer.look()).cluster is None
+        behind[:] = [nobody, first.address]
+        silent, absent = (await observer.look()).troubles()
+        assert "127.0.0.1:1 does not answer" in silent
+        assert "without shard 1/2" in absent
+        behind[:] = [nobody, second.address, first.address]
+        assert (await observer.look()).troubles() == []
 
 
 @pytest.mark.slow
@@ -236,7 +275,8 @@ async def test_a_shard_behind_a_name_that_is_silent_is_asked_why_under_that_name
 
     monkeypatch.setattr(Credentials, "require_let_in", require_let_in)
     shards = [Address(host, 50051, server_name="replay.svc") for host in ("10.0.0.1", "10.0.0.2")]
-    observer = Observer(dict.fromkeys(shards), Target(ReplayPlace(tuple(shards))))
-    with pytest.raises(UnauthenticatedError):
-        await observer.explain_silence()
+    target = Target(ReplayPlace(tuple(shards)))
+    async with Lines(target.replay, target.credentials) as lines:
+        with pytest.raises(UnauthenticatedError):
+            await Observer(lines, target, tuple(shards)).explain_silence()
     assert asked == [(host, 50051, "replay.svc") for host in ("10.0.0.1", "10.0.0.2")]

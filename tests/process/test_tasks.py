@@ -1,6 +1,7 @@
 """asyncio in the small: which error of a group is shown, whether a loop turns, and how late it is."""
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ import pytest
 from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
-from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
+from dase_grpc.process.tasks import first_cause, in_thread, loop_turns, unless, watch_loop_lag
 
 REFUSALS = [DrainingError("a"), UnreachableError("b")]
 BUG, OTHER_BUG = ZeroDivisionError("c"), KeyError("d")
@@ -91,3 +92,33 @@ async def test_nothing_begins_once_a_stop_is_there():
 
     assert await unless(stop, work()) is None
     assert begun == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_blocks_on_a_thread_is_waited_for_to_its_end_however_often_it_is_cancelled(fails):
+    go, ended = threading.Event(), threading.Event()
+
+    def blocking():
+        go.wait(PATIENCE_S)
+        ended.set()
+        if fails:
+            raise REFUSALS[0]
+
+    task = asyncio.ensure_future(in_thread(blocking))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=0.05)
+    assert not done
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_what_a_thread_raises_is_raised():
+    def blocking():
+        raise REFUSALS[0]
+
+    with pytest.raises(DrainingError):
+        await in_thread(blocking)

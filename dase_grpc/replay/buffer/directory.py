@@ -14,11 +14,10 @@ from typing import Any, Final, Self
 
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.progress import FINISHED, Progress
+from dase_grpc.progress import FINISHED, MAX_AGENT_ID, Progress
 from dase_grpc.replay.buffer.leases import Lease
 from dase_grpc.replay.buffer.ledger import AlternatingRecord
 from dase_grpc.replay.buffer.mapped import StrictFile, sync_directory
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.schema import TransitionSchema
 

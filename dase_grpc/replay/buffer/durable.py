@@ -9,8 +9,9 @@ says which of them later rows may have been written over. The same goes for a di
 from then on nothing is claimed, and the next start takes the newest synced record.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -29,7 +30,7 @@ from dase_grpc.replay.buffer.directory import (
     stored_identity,
 )
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed
-from dase_grpc.replay.buffer.mapped import MappedFile, StrictFile, require_size
+from dase_grpc.replay.buffer.mapped import MappedFile, Reservation, StrictFile, require_size
 from dase_grpc.replay.buffer.ring_file import MappedRing, spare_slots
 from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
 from dase_grpc.schema import Array, TransitionSchema
@@ -84,30 +85,31 @@ class DurableStore(ReplayStore):
         self._synced_number = 0
 
     @classmethod
-    def create(cls, directory: DataDirectory, identity: BufferIdentity, *, boot_id: str) -> Self:
-        """A new, empty buffer, its space on the disk reserved; else a CapacityError, and nothing is left."""
-        size = identity.slots * identity.schema.row_bytes
+    def create(
+        cls,
+        directory: DataDirectory,
+        identity: BufferIdentity,
+        *,
+        boot_id: str,
+        reserved: Reservation | None = None,
+    ) -> Self:
+        """A new, empty buffer; else a CapacityError, and nothing is left.
+
+        Its space on the disk is `reserved`, see `reserve_rows`, or is now.
+        """
         directory.discard()
         with ExitStack() as opened:
-            try:
+            with _refused(directory, identity):
+                rows = StrictFile.of(reserved or reserve_rows(directory, identity))
+                opened.callback(rows.close)
                 commits = CommitFile.create(directory.path / COMMITS, identity.max_writers)
                 opened.callback(commits.close)
-                rows = StrictFile.create(directory.path / ROWS, size)
-                opened.callback(rows.close)
                 store = cls(identity, rows, commits)
                 commits.commits.write(store._packed())
                 commits.put_synced(identity.spare, store._packed())
                 commits.put_boot(boot_id)
                 store._flush()
                 directory.put_identity(identity)
-            except (OSError, OverflowError) as error:
-                directory.discard()
-                why = getattr(error, "strerror", None) or "too large"
-                raise CapacityError(
-                    f"{directory.path} cannot take {identity.capacity} transitions of "
-                    f"{identity.schema.row_bytes} bytes, {size / 2**20:,.1f} MiB in all ({why}); "
-                    f"free space there, or lower replay.capacity"
-                ) from None
             opened.pop_all()
         store._limit = identity.spare
         return store
@@ -115,9 +117,8 @@ class DurableStore(ReplayStore):
     @classmethod
     def open(cls, directory: DataDirectory, identity: BufferIdentity, *, boot_id: str) -> Self:
         """The buffer that lies in a directory; in milliseconds, unless the machine had stopped."""
-        size = identity.slots * identity.schema.row_bytes
         with ExitStack() as opened:
-            rows = StrictFile.open(directory.path / ROWS, size)
+            rows = StrictFile.open(directory.path / ROWS, rows_bytes(identity))
             opened.callback(rows.close)
             commits = CommitFile.open(directory.path / COMMITS, identity.max_writers)
             opened.callback(commits.close)
@@ -307,6 +308,41 @@ class DurableStore(ReplayStore):
         self.recovery = Recovery(sure, len(self._committed), machine_stopped=True, unsure=state.size - sure)
 
 
+def rows_bytes(identity: BufferIdentity) -> int:
+    """The size of a buffer's file of rows."""
+    return identity.slots * identity.schema.row_bytes
+
+
+def reserve_rows(directory: DataDirectory, identity: BufferIdentity) -> Reservation:
+    """Reserves the space of a buffer's rows: all of `DurableStore.create` that may take long.
+
+    For any thread. CapacityError where the disk refuses.
+    """
+    with _refused(directory, identity):
+        reserved = Reservation.make(directory.path / ROWS, rows_bytes(identity))
+        try:
+            os.fdatasync(reserved.descriptor)  # what was written to reserve it; later that would take as long
+        except BaseException:
+            reserved.drop()
+            raise
+    return reserved
+
+
+@contextmanager
+def _refused(directory: DataDirectory, identity: BufferIdentity) -> Iterator[None]:
+    """Makes one sentence of what the disk has against a new buffer, and leaves nothing of it there."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        directory.discard()
+        why = getattr(error, "strerror", None) or "too large"
+        raise CapacityError(
+            f"{directory.path} cannot take {identity.capacity} transitions of {identity.schema.row_bytes} "
+            f"bytes, {rows_bytes(identity) / 2**20:,.1f} MiB in all ({why}); free space there, or lower "
+            f"replay.capacity"
+        ) from None
+
+
 def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
     """The size of all files of a data directory for `capacity` transitions, but for some text."""
     rows = (capacity + spare_slots(schema)) * schema.row_bytes
@@ -338,7 +374,7 @@ def inspect(path: Path, *, boot_id: str, to_go_on: bool = False) -> BufferState 
     identity = stored_identity(path)
     if identity is None:
         return None
-    MappedFile.open(path / ROWS, identity.slots * identity.schema.row_bytes, writable=to_go_on).close()
+    MappedFile.open(path / ROWS, rows_bytes(identity), writable=to_go_on).close()
     leases = path / LEASES
     if leases.exists():  # else a start makes it
         require_size(leases, leases.stat().st_size, FILE_BYTES)

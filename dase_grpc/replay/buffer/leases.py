@@ -7,8 +7,7 @@ from hmac import compare_digest
 from typing import Final
 
 from dase_grpc.errors import AgentTakenError, MalformedError, OverloadedError, StaleLeaseError
-from dase_grpc.progress import FINISHED, Attendance, Attendant, Progress
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.progress import FINISHED, MAX_AGENT_ID, Attendance, Attendant, Progress
 
 ATTENDING_ROLES: Final = ("actor", "evaluator")
 """Of nodes that hold no lease."""

@@ -9,8 +9,9 @@ from typing import Final, Self
 import numpy as np
 
 from dase_grpc.errors import DataDirectoryError
+from dase_grpc.progress import MAX_AGENT_ID
 from dase_grpc.replay.buffer.mapped import MappedFile, StrictFile
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, Numbers
+from dase_grpc.replay.buffer.ring import Numbers
 from dase_grpc.replay.buffer.store import MAX_WRITER_BYTES, WriterKey
 
 _STATE: Final = struct.Struct("<qqII")  # total, size, agents, writers

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -16,6 +17,41 @@ from dase_grpc.replay.buffer.large_pages import LargePages, advise
 
 _NEW: Final = ".new"
 _OUT_OF_REACH: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A new file of zeros, all its space reserved, under another name than the `path` that it is for.
+
+    To be dropped, or taken by a MappedFile.
+    """
+
+    path: Path
+    descriptor: int
+    size: int
+
+    @classmethod
+    def make(cls, path: Path, size: int, *, mode: int = 0o666) -> Self:
+        """Reserves the space, which takes minutes where a file system cannot but writes all of it (NFSv3).
+
+        Without that, a write to a full disk would be a signal that ends the process. An OSError, where the
+        disk refuses, leaves nothing behind.
+        """
+        staged = _staged(path)
+        staged.unlink(missing_ok=True)
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        reserved = cls(path, descriptor, size)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except BaseException:
+            reserved.drop()
+            raise
+        return reserved
+
+    def drop(self) -> None:
+        """Gives the space back."""
+        os.close(self.descriptor)
+        _staged(self.path).unlink(missing_ok=True)
 
 
 class MappedFile:
@@ -52,21 +88,17 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, size: int, *, mode: int = 0o666) -> Self:
-        """A new file of zeros in place of any that has this name, all its space reserved.
+        """A new file of zeros in place of any that has this name; see Reservation."""
+        return cls.of(Reservation.make(path, size, mode=mode))
 
-        Without that, a write to a full disk would be a signal that ends the process. An OSError, where the
-        disk refuses, leaves nothing behind.
-        """
-        staged = path.with_name(path.name + _NEW)
-        staged.unlink(missing_ok=True)
-        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    @classmethod
+    def of(cls, reserved: Reservation) -> Self:
+        """The file that space was reserved for, in place of any that has its name; OSError as there."""
         try:
-            os.posix_fallocate(descriptor, 0, size)
-            file = cls(path, descriptor, _mapped(descriptor, size))
-            staged.replace(path)
+            file = cls(reserved.path, reserved.descriptor, _mapped(reserved.descriptor, reserved.size))
+            _staged(reserved.path).replace(reserved.path)
         except BaseException:
-            os.close(descriptor)
-            staged.unlink(missing_ok=True)
+            reserved.drop()
             raise
         return file
 
@@ -141,6 +173,10 @@ class StrictFile(MappedFile):
                 self._refusal = str(error)
                 self.on_refusal()
                 raise
+
+
+def _staged(path: Path) -> Path:
+    return path.with_name(path.name + _NEW)
 
 
 def require_size(path: Path, found: int, size: int) -> None:

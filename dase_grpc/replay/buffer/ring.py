@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from dase_grpc.config.texts import transitions
 from dase_grpc.errors import CapacityError, MalformedError
+from dase_grpc.progress import MAX_AGENT_ID
 from dase_grpc.schema import Array, TransitionSchema
 
 Numbers = npt.NDArray[np.int64]
-
-MAX_AGENT_ID = 1023
 
 _COLUMN_BYTES: Final = np.dtype(np.float32).itemsize
 

@@ -1,6 +1,7 @@
 """One run's shared state: leases, policies, and the buffer that the first learner brings about."""
 
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,8 +20,9 @@ from dase_grpc.errors import (
 )
 from dase_grpc.pace import StepLimiter
 from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory, LeaseFile
-from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery
+from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery, reserve_rows, rows_bytes
 from dase_grpc.replay.buffer.leases import AttendanceBook, Lease, LeaseTable
+from dase_grpc.replay.buffer.mapped import Reservation
 from dase_grpc.replay.buffer.policies import PolicyBoard
 from dase_grpc.replay.buffer.ring import transitions_in
 from dase_grpc.replay.buffer.ring_file import ring_in_memory, spare_slots
@@ -40,7 +42,8 @@ class SharedRun:
 
     The service knows no environment: the first learner to join states the schema, which fixes the
     width of the rows and so, for a capacity in bytes, the number of transitions. Nothing blocks in
-    memory; on disk making the buffer does, and every join and leave for one write to the disk.
+    memory; on disk making the buffer does, but for `reservation`, and every join and leave for one write to
+    the disk.
 
     Attributes:
         incarnation: random, another one at each start.
@@ -72,6 +75,9 @@ class SharedRun:
         self._capacity = capacity
         self._store: ReplayStore | None = None
         self._disk: _Disk | None = None
+        self._reserved: Reservation | None = None
+        self._reserving = threading.RLock()
+        self._closed = False
 
     def keep_in(self, data_dir: Path, *, boot_id: str, now: float) -> Self:
         """Has the buffer and the leases outlive the process; goes on from what the directory holds.
@@ -138,8 +144,31 @@ class SharedRun:
             closing.callback(self._disk.leases.require_disk)
             closing.callback(self._disk.directory.close)
             closing.callback(self._disk.leases.close)
+            closing.callback(self._drop_reserved, for_good=True)
             if isinstance(self._store, DurableStore):
                 self._store.close()
+
+    def reservation(self, schema: TransitionSchema, *, run_id: str) -> Callable[[], None] | None:
+        """What reserves space on the disk for the buffer that the first to join brings about, if anything.
+
+        For any thread. It may take minutes, see Reservation; until it returns nobody may `join`, and `close`
+        waits. Raises as `join`, when it is asked for and when it runs.
+        """
+        if run_id:
+            self.require_run(run_id)
+        if self._store is not None or self._disk is None:
+            return None
+        directory, identity = self._disk.directory, self._identity(schema)
+        if self._reserved is not None and self._reserved.size == rows_bytes(identity):
+            return None
+
+        def reserve() -> None:
+            with self._reserving:
+                self._drop_reserved()
+                if not self._closed:
+                    self._reserved = reserve_rows(directory, identity)
+
+        return reserve
 
     def join(
         self,
@@ -213,9 +242,19 @@ class SharedRun:
             ring = ring_in_memory(schema, self._capacity)
             self._require_min_size(ring.capacity, schema)
             return ReplayStore(ring)
+        identity, reserved = self._identity(schema), self._reserved
+        if reserved is not None and reserved.size != rows_bytes(identity):
+            self._drop_reserved()
+            reserved = None
+        self._reserved = None
+        disk = self._disk
+        return DurableStore.create(disk.directory, identity, boot_id=disk.boot_id, reserved=reserved)
+
+    def _identity(self, schema: TransitionSchema) -> BufferIdentity:
+        """That of a new buffer."""
         capacity = transitions_in(self._capacity, row_bytes=schema.row_bytes)
         self._require_min_size(capacity, schema)
-        identity = BufferIdentity(
+        return BufferIdentity(
             buffer_id=secrets.token_hex(8),
             run_id=self.run_id,
             capacity=capacity,
@@ -224,7 +263,13 @@ class SharedRun:
             schema=schema,
             shard=self.shard,
         )
-        return DurableStore.create(self._disk.directory, identity, boot_id=self._disk.boot_id)
+
+    def _drop_reserved(self, *, for_good: bool = False) -> None:
+        with self._reserving:
+            self._closed |= for_good
+            reserved, self._reserved = self._reserved, None
+            if reserved is not None:
+                reserved.drop()
 
     def _discard(self, store: ReplayStore) -> None:
         if self._disk is not None and isinstance(store, DurableStore):

@@ -1,6 +1,7 @@
 """Shard: the part of a sharded replay that a service is."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -41,3 +42,17 @@ class Shard:
 
 WHOLE: Final = Shard()
 """A replay in one piece."""
+
+
+def missing(shards: Collection[Shard]) -> str | None:
+    """Which shards of a replay are not among these, in a few words; None if none is missing."""
+    counts = {shard.count for shard in shards}
+    absent = sorted({(index, count) for count in counts for index in range(count)} - {*map(_pair, shards)})
+    if not absent:
+        return None
+    named = ", ".join(f"{index}/{count}" for index, count in absent[:8])
+    return f"shard{'s' if len(absent) > 1 else ''} {named}{', ...' if len(absent) > 8 else ''}"
+
+
+def _pair(shard: Shard) -> tuple[int, int]:
+    return shard.index, shard.count

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError, WriterForgottenError
-from dase_grpc.progress import MAX_PAIRED_AGENTS
+from dase_grpc.progress import MAX_AGENT_ID, MAX_PAIRED_AGENTS
 from dase_grpc.replay.buffer.priorities import Priorities, Prioritisation
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, RingBuffer
+from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.schema import Array, TransitionSchema
 
 MAX_WRITERS = 4096

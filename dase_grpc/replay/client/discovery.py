@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,10 +14,10 @@ from typing import Final
 from grpc.aio import Channel
 
 from dase_grpc.errors import ConfigError, DaseError, RefusalError, UnreachableError
-from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines
+from dase_grpc.replay.buffer.sharding import Shard, missing
+from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines, require_let_in
 from dase_grpc.replay.client.connection import Connection
-from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
+from dase_grpc.replay.client.patience import AWAY, LOOK_AT_CREDENTIALS_S, Wanted, patiently
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import shard_of
@@ -92,17 +93,26 @@ async def _find_listed(lines: Lines, wanted: Wanted) -> list[FoundShard]:
 
 
 async def _find_behind_name(lines: Lines, wanted: Wanted) -> list[FoundShard]:
-    """Resolves the name again and again until all shards are among the addresses and answer."""
-    began, said = time.monotonic(), False
+    """Resolves the name again and again until all shards are among the addresses and answer.
+
+    UnauthenticatedError if it is the credentials that keep one from answering.
+    """
+    began, looked_at, said = time.monotonic(), -math.inf, False
     while True:
-        why: str | None = "no address"
+        silent = set[Address]()
         try:
-            found = _without_twins(await _answering(lines, await lines.place.found()))
-            why = missing(found) if found else why
+            addresses = await lines.place.found()
+            found = await _answering(lines, addresses)
+            silent = {*addresses} - {each.address for each in found}
+            found = _without_twins(found)
+            why = missing([each.shard for each in found]) if found else "none of the addresses that it has"
         except UnreachableError as error:
             why = str(error)
         if why is None:
             return in_order(found)
+        if time.monotonic() - looked_at >= LOOK_AT_CREDENTIALS_S:
+            await asyncio.gather(*(require_let_in(each, lines.credentials) for each in silent))
+            looked_at = time.monotonic()
         waited_s = time.monotonic() - began
         if waited_s >= wanted.timeout_s:
             raise UnreachableError(
@@ -178,19 +188,9 @@ def in_order(found: Sequence[FoundShard]) -> list[FoundShard]:
     return ordered
 
 
-def missing(found: Sequence[FoundShard]) -> str | None:
-    """Which shards are not among those found, in a few words; None if none is missing."""
-    count = found[0].shard.count
-    absent = sorted(set(range(count)) - {each.shard.index for each in found})
-    if not absent:
-        return None
-    named = ", ".join(f"{index}/{count}" for index in absent[:8])
-    return f"shard{'s' if len(absent) > 1 else ''} {named}{', ...' if len(absent) > 8 else ''}"
-
-
 def require_complete(found: Sequence[FoundShard]) -> None:
     """Checks that the shards named are all that there are. ConfigError if some are missing."""
-    if (absent := missing(found)) is not None:
+    if (absent := missing([each.shard for each in found])) is not None:
         raise ConfigError(
             f"--replay names {len(found)} of the {found[0].shard.count} shards of run "
             f"{found[0].run_id!r} and leaves {absent} out; name the addresses of all"

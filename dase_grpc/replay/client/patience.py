@@ -20,6 +20,9 @@ log = logging.getLogger("dase")
 
 NODE_NAME: Final = f"learner@{platform.node()}"
 SHORTEST_CALL_S: Final = 0.1
+LONGEST_CALL_S: Final = 3_600.0
+"""What a longer wait is made of: gRPC takes a deadline in centuries, or never, for one that has passed."""
+
 LOOK_AT_CREDENTIALS_S: Final = 5.0
 
 T = TypeVar("T")
@@ -80,8 +83,8 @@ class _Patience:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, for a call that has not been made."""
-        return max(SHORTEST_CALL_S, self._limit_s - self._lasted_s)
+        """How many seconds a call that has not been made may take of those that are left."""
+        return min(max(SHORTEST_CALL_S, self._limit_s - self._lasted_s), LONGEST_CALL_S)
 
     @property
     def _lasted_s(self) -> float:

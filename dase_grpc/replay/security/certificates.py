@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import CA, CRL, alone_in, put, refuse_existing, writing_into
+from dase_grpc.replay.security.folders import CA, CRL, alone_in, is_there, put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
-from dase_grpc.replay.wire.addresses import can_be_host
+from dase_grpc.replay.wire.addresses import is_host_name
 
 try:
     from cryptography import x509
@@ -199,13 +199,13 @@ def _next_list(
 
 def certificates_in(directory: Path) -> list[Shown]:
     """What the certificates in a folder and in those right below it say; there has to be one."""
-    files = sorted({*directory.glob("*.crt"), *directory.glob("*/*.crt")})
+    files = sorted({*directory.glob("*.crt"), *directory.glob("*/*.crt")}) if is_there(directory) else []
     if not files:
         raise CredentialsError(
             f"{directory} holds no certificate; make some with `dase certs init {directory}`"
         )
     revoked = _revoked_in(directory)
-    return [_shown(file, revoked) for file in files]
+    return [shown for file in files for shown in _shown(file, revoked)]
 
 
 def _node_certificate(
@@ -266,10 +266,11 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 def _host(name: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ip_address(name))
-    with suppress(ValueError):
-        if can_be_host(name):
-            return x509.DNSName(name)
-    raise CredentialsError(f"--host {name!r} is neither a host name nor an IP address")
+    if is_host_name(name):
+        return x509.DNSName(name)
+    raise CredentialsError(
+        f"--host {name!r} is neither a host name nor an IP address; give it without a port"
+    )
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -296,7 +297,7 @@ def _record(directory: Path, identity: Identity, certificate: x509.Certificate) 
 def _issued_to(directory: Path, identity: Identity, authority: x509.Certificate, now: datetime) -> set[int]:
     """The serial numbers of an identity's certificates; of those from before there was a record, the last."""
     latest = directory / str(identity).replace("/", "-") / "tls.crt"
-    found = {_own_serial(latest, authority)} if latest.exists() else set()
+    found = {_own_serial(latest, authority)} if is_there(latest) else set()
     valid = list(_still_valid(directory / ISSUED, now))
     found |= {serial for serial, holder in valid if holder == str(identity)}
     if not found:
@@ -338,9 +339,9 @@ def _own_serial(file: Path, authority: x509.Certificate) -> int:
 def _revoked_in(directory: Path) -> frozenset[Certificate]:
     """Who is on the revocation list in a folder, expired or not; `revoke` takes an authority's own, too."""
     file = directory / CRL
-    if not file.exists():
+    if not is_there(file):
         return frozenset()
-    if (directory / AUTHORITY_KEY).exists():
+    if is_there(directory / AUTHORITY_KEY):
         own_list(directory, _read(directory / CA))
     return read_lists(file, directory / CA, now=datetime.fromtimestamp(0, UTC)).revoked
 
@@ -358,10 +359,10 @@ def _reading(file: Path) -> Iterator[None]:
         raise CredentialsError(f"{file} is no certificate that can be read") from error
 
 
-def _shown(file: Path, revoked: frozenset[Certificate]) -> Shown:
-    certificate = _read(file)
-    with _reading(file):  # its parts are parsed when they are asked for
-        return _contents(file, certificate, revoked)
+def _shown(file: Path, revoked: frozenset[Certificate]) -> list[Shown]:
+    with _reading(file):  # the parts of each are parsed when they are asked for
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+        return [_contents(file, each, revoked) for each in found]
 
 
 def _contents(file: Path, certificate: x509.Certificate, revoked: frozenset[Certificate]) -> Shown:

@@ -196,10 +196,18 @@ def read_public(file: Path) -> bytes:
         raise CredentialsError(f"cannot read {file}: {error.strerror or error}") from error
 
 
+def is_there(file: Path) -> bool:
+    """Whether there is such a file or folder; a CredentialsError where this user cannot tell."""
+    try:
+        return file.exists()
+    except OSError as error:
+        raise CredentialsError(f"cannot read {file}: {error.strerror or error}") from error
+
+
 def refuse_existing(*files: Path, remedy: str = "take another folder") -> None:
     """Refuses, with a CredentialsError, to write over what is there."""
     for file in files:
-        if file.exists():
+        if is_there(file):
             raise CredentialsError(f"{file} is there already and is not written over; {remedy}")
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
 
+from dase_grpc.config.texts import shown
 from dase_grpc.errors import CredentialsError
+from dase_grpc.progress import MAX_AGENT_ID
 
 PREFIX: Final = "spiffe://dase/"
 
@@ -74,6 +76,8 @@ class Identity:
             raise CredentialsError(f"{reprlib.repr(role)} is no role; the roles are {', '.join(Role)}")
         if agent_id is not None and role not in OF_AN_AGENT:
             raise CredentialsError(f"a node of role {role} acts as no agent; leave the agent id out")
+        if agent_id is not None and not 0 <= agent_id <= MAX_AGENT_ID:
+            raise CredentialsError(f"there is no agent {shown(agent_id)}; agent ids are 0..{MAX_AGENT_ID}")
         return cls(Role(role), agent_id)
 
     def may_act_as(self, agent_id: int) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import CA, CRL, Live, read_public, stamp_of
+from dase_grpc.replay.security.folders import CA, CRL, Live, is_there, read_public, stamp_of
 from dase_grpc.replay.security.tokens import BadToken
 from dase_grpc.replay.wire.status import Context
 
@@ -157,7 +157,7 @@ def _damaged(file: Path) -> CredentialsError:
 def own_list(directory: Path, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
     """The list in an authority's folder, if it has one; whoever lost it would let in again who is on it."""
     file = directory / CRL
-    if not file.exists():
+    if not is_there(file):
         return None
     try:
         found = x509.load_pem_x509_crl(file.read_bytes())
@@ -192,6 +192,19 @@ class _OpenCall:
     certificate: Certificate
     task: "asyncio.Task[object]"
     refusal: BadToken | None = None
+    cancelled: int = 0
+
+    def end(self) -> None:
+        """Cancels it, once more where it has not ended yet."""
+        self.refusal = _refusal(self.certificate)
+        self.cancelled += 1
+        self.task.cancel()
+
+    def taken_back(self) -> BadToken | None:
+        """Why it was cancelled, if by `end` alone: gRPC tells a caller nothing of one that ends cancelled."""
+        for _ in range(self.cancelled):
+            self.task.uncancel()
+        return None if self.task.cancelling() else self.refusal
 
 
 class Revocation:
@@ -236,9 +249,9 @@ class Revocation:
         try:
             yield
         except asyncio.CancelledError:
-            if call.refusal is None or call.task.uncancel():  # somebody else has cancelled it, too
+            if (refusal := call.taken_back()) is None:
                 raise
-            raise call.refusal from None
+            raise refusal from None
         finally:
             self._open.discard(call)
 
@@ -247,8 +260,7 @@ class Revocation:
         self._lists.refresh()
         for call in self._open:
             if call.certificate in self._lists.value.revoked:  # again, where it went on all the same
-                call.refusal = _refusal(call.certificate)
-                call.task.cancel()
+                call.end()
         if self.until < self._now() and self.until != self._said_ended:
             self._said_ended = self.until
             log.warning("%s has expired and is still in use; sign it again, and copy it there", self._file)

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from dase_grpc.errors import DrainingError, MalformedError
-from dase_grpc.progress import Attendant
+from dase_grpc.process.tasks import in_thread
+from dase_grpc.progress import MAX_AGENT_ID, Attendant
 from dase_grpc.replay.buffer.leases import ATTENDING_ROLES, Lease, Presence
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import agent_to_join, require_agent, require_role
 from dase_grpc.replay.wire.messages import (
@@ -22,6 +22,7 @@ from dase_grpc.replay.wire.messages import (
 )
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from dase_grpc.schema import TransitionSchema
 
 MAX_NODE_ID: Final = 128
 """Characters."""
@@ -46,20 +47,34 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     on_event: Callable[[str], None]
     started_at: float = 0.0
     draining: bool = False
+    _joining: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def Join(self, request: cluster_pb2.JoinRequest, context: Context) -> cluster_pb2.JoinResponse:
-        if self.draining:
-            raise DrainingError("the replay service is shutting down and takes no new nodes")
+        self._require_open()
         if len(request.node_id) > MAX_NODE_ID:
             raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
-        now = self.clock()
         wanted = agent_to_join(request.agent_id if request.HasField("agent_id") else None)
+        schema = schema_from_proto(request.schema)
+        async with self._joining:
+            if (reserve := self.run.reservation(schema, run_id=request.run_id)) is not None:
+                await in_thread(reserve)
+                self._require_open()
+            return self._joined(request, wanted, schema)
+
+    def _require_open(self) -> None:
+        if self.draining:
+            raise DrainingError("the replay service is shutting down and takes no new nodes")
+
+    def _joined(
+        self, request: cluster_pb2.JoinRequest, wanted: int | None, schema: TransitionSchema
+    ) -> cluster_pb2.JoinResponse:
+        now = self.clock()
         held = None if wanted is None else self.run.leases.held(wanted)
         lease = self.run.join(
             shown(request.node_name),
             wanted=wanted,
             run_id=request.run_id,
-            schema=schema_from_proto(request.schema),
+            schema=schema,
             now=now,
             node_id=request.node_id,
             ended=request.ended_node_id,

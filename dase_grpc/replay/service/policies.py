@@ -8,8 +8,8 @@ from typing import Final
 import grpc
 
 from dase_grpc.errors import MalformedError
+from dase_grpc.progress import MAX_AGENT_ID
 from dase_grpc.replay.buffer.policies import IncomingPolicy
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import require_policies
 from dase_grpc.replay.service.interceptors import read, read_first

@@ -12,6 +12,7 @@ from dase_grpc.errors import AddressError, UnreachableError
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})"
 )
+_HOST_NAME: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 DNS: Final = "dns:"
 SHOWN: Final = 100
@@ -91,6 +92,11 @@ def can_be_host(text: str) -> bool:
     except UnicodeError:
         return False
     return "\0" not in text
+
+
+def is_host_name(text: str) -> bool:
+    """Whether a text is a host's name as a certificate has it; its first part may stand for any, as *."""
+    return _HOST_NAME.fullmatch(text) is not None and can_be_host(text)
 
 
 def parse_address(text: str) -> Address:

@@ -14,6 +14,7 @@ from dase_grpc.errors import (
     CapacityError,
     DataDirectoryError,
     MalformedError,
+    RunMismatchError,
     SchemaMismatchError,
     StaleLeaseError,
 )
@@ -214,6 +215,36 @@ def test_a_node_that_is_refused_leaves_no_buffer_behind(runs):
     assert sorted(path.name for path in runs.path.iterdir()) == ["leases", "lock"]
     join(run, schema=WIDER)
     assert run.store.schema == WIDER
+
+
+def test_space_that_was_reserved_is_for_who_joins_with_rows_of_that_size_and_is_else_given_back(runs):
+    run = runs.start()
+    reserve = run.reservation(WIDER, run_id="")
+    assert reserve is not None
+    reserve()
+    reserved = (runs.path / "rows.new").stat().st_ino
+    assert run.reservation(WIDER, run_id="") is None
+    join(run, schema=WIDER)
+    assert (runs.path / "rows").stat().st_ino == reserved
+    assert run.reservation(SCHEMA, run_id="") is None
+    with pytest.raises(RunMismatchError):
+        run.reservation(WIDER, run_id="run-b")
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_space_that_was_reserved_for_others_leaves_nothing(runs, joins):
+    run = runs.start()
+    for schema in (SCHEMA, WIDER):
+        reserve = run.reservation(schema, run_id="run-a")
+        assert reserve is not None
+        reserve()
+    if joins:
+        join(run, schema=SCHEMA)
+        assert run.store.schema == SCHEMA
+    runs.close(run)
+    reserve()  # on a thread that was late
+    assert not (runs.path / "rows.new").exists()
+    assert (runs.path / "rows").exists() is joins
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """How a learner comes to its agent id: a replay that is away, overloaded or shutting down is asked again."""
 
 import asyncio
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,12 @@ class Scripted:
     async def joined(self, **changes):
         wanted = {"node_id": "this node", "timeout_s": 60.0, "away_s": 600.0, **changes}
         return await promptly(join(self, Wanted(Address("host", 1), 0, "", **wanted), SCHEMA))
+
+
+async def test_one_that_is_waited_for_for_ever_is_asked_by_calls_that_grpc_can_time():
+    replay = Scripted(SILENT, DRAINING, MEMBER)
+    assert await replay.joined(timeout_s=inf, away_s=inf) == MEMBER
+    assert {asked["timeout_s"] for asked in replay.asked} == {3_600.0}
 
 
 @pytest.mark.parametrize(

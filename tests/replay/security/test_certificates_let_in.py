@@ -12,7 +12,8 @@ from replay.wire.services import SCHEMA, promptly, serving
 from dase_grpc.errors import CredentialsError, UnauthenticatedError, UnreachableError
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.admission import join
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, Lines, StreamTarget, open_channel
+from dase_grpc.replay.client.discovery import find
 from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.patience import Wanted
@@ -21,6 +22,7 @@ from dase_grpc.replay.security import door
 from dase_grpc.replay.security.certificates import issue
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 
 
 def without_certificate(keyring, tmp_path) -> Credentials:
@@ -46,6 +48,26 @@ async def refused(guard, credentials) -> UnauthenticatedError:
             await promptly(join(ClusterClient(channel, str(guard.address)), wanted, SCHEMA))
     assert caught.value.exit_code == 3
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("own", "says"), [(False, "takes TLS only; give this node credentials"), (True, "is not trusted here")]
+)
+async def test_who_looks_for_shards_behind_a_name_is_told_that_its_credentials_do_not_fit(
+    keyring, monkeypatch, own, says
+):
+    credentials = keyring.with_certificate("learner/0", authority="other") if own else Credentials()
+    async with guarded(keyring.folder("replay")) as guard:
+
+        async def resolved(name):
+            return (Address(guard.address.host, guard.address.port, server_name=name.host),)
+
+        monkeypatch.setattr("dase_grpc.replay.wire.addresses.resolved", resolved)
+        place = ReplayPlace.parse("dns:localhost:1")
+        wanted = Wanted(place.addresses[0], 0, "", node_id="n", timeout_s=60.0, away_s=60.0)
+        async with Lines(place, credentials) as lines:
+            with refuses(UnauthenticatedError, says):
+                await promptly(find(lines, wanted))
 
 
 async def test_a_learner_with_its_certificate_joins_inserts_and_samples(keyring):

@@ -99,6 +99,17 @@ async def test_a_subscription_and_a_watch_that_only_wait_end(ring):
         await learner.cluster.status()
 
 
+async def test_a_stream_that_is_looked_at_again_before_it_has_ended_is_told_why_it_ends(ring):
+    """As where the service has much to do just then: gRPC would never tell the caller that it has ended."""
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("learner/3")) as caller:
+        target = StreamTarget(caller.channel, caller.address, await caller.join(3), SCHEMA)
+        inserter = await Inserter(target, writer_id="w").open()
+        withdraw(ring, "learner/3")
+        for _ in range(3):
+            guard.door.look()
+        await refused(inserter.receive(), guard, 1)
+
+
 async def test_a_node_with_a_new_certificate_goes_on_where_the_old_one_was_withdrawn(ring, tmp_path):
     folder = shutil.copytree(ring.folder("learner/3"), tmp_path / "own")
     async with listed(ring) as guard, guard.as_caller(Credentials(folder)) as caller:

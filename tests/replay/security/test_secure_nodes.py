@@ -97,6 +97,18 @@ def test_credentials_for_another_role_are_refused(monkeypatch, capsys, arguments
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("role", "variable"), [("learner", "DASE_TOKENS"), ("learner", "DASE_CRL"), ("replay", "DASE_TOKEN_FILE")]
+)
+def test_credentials_for_another_role_may_stand_in_the_environment(monkeypatch, capsys, role, variable):
+    """As where all nodes of a machine are started from one shell; what follows is read after them."""
+    monkeypatch.setenv(variable, "for-another-node")
+    monkeypatch.setattr("sys.argv", ["dase", "node", f"--role={role}", "--metrics-host=.none"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--metrics-host '.none' is no host" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_learner_trains_to_its_end_with_its_certificate_and_a_stranger_ends_for_good(
     keyring, tmp_path: Path, monkeypatch

@@ -7,8 +7,7 @@ import pytest
 from replay.wire.services import SCHEMA, rows_of
 
 from dase_grpc.errors import MalformedError, RunMismatchError, SchemaMismatchError
-from dase_grpc.progress import Attendance, Attendant, Progress
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.progress import MAX_AGENT_ID, Attendance, Attendant, Progress
 from dase_grpc.replay.service.cluster import MAX_NODE_ID
 from dase_grpc.replay.wire.messages import attendance_from_proto, attendance_to_proto
 from dase_grpc.replay.wire.v1 import cluster_pb2

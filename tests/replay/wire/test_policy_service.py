@@ -8,8 +8,8 @@ from replay.wire.policy_streams import BIG, stub_of, subscribed, subscriber_of
 from replay.wire.services import SCHEMA, listening, promptly
 
 from dase_grpc.errors import DaseError, MalformedError
+from dase_grpc.progress import MAX_AGENT_ID
 from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, PolicyBytes
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.wire.addresses import CHUNK_BYTES

@@ -8,9 +8,8 @@ from replay.wire.services import SCHEMA
 
 from dase_grpc import schema
 from dase_grpc.nodes import replay_options
-from dase_grpc.progress import MAX_PAIRED_AGENTS
+from dase_grpc.progress import MAX_AGENT_ID, MAX_PAIRED_AGENTS
 from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
 from dase_grpc.replay.client import cluster as client_cluster
 from dase_grpc.replay.client import insert as client_insert

@@ -12,8 +12,8 @@ from replay.wire.services import serving
 from scipy import stats
 
 from dase_grpc.errors import AddressError, ConfigError, UnreachableError
-from dase_grpc.replay.buffer.sharding import WHOLE, Shard
-from dase_grpc.replay.client.discovery import FoundShard, describe, in_order, missing, require_complete
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard, missing
+from dase_grpc.replay.client.discovery import FoundShard, describe, in_order, require_complete
 from dase_grpc.replay.client.sharded_sample import split
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 
@@ -84,7 +84,7 @@ def test_services_that_are_not_shards_of_one_replay_are_refused_in_one_sentence(
 def test_shards_that_are_left_out_are_named():
     with refuses(ConfigError, "1 of the 4 shards of run 'r' and leaves shards 0/4, 2/4, 3/4 out"):
         require_complete([found(1, 4)])
-    assert missing([found(0, 1)]) is None
+    assert missing([WHOLE]) is None
 
 
 def test_places_are_read_and_written_alike():

@@ -107,8 +107,8 @@ resources:
 
 {{/* Probes ask the plain HTTP beside the metrics, for gRPC's health lies behind TLS. A node answers whether its
      event loop turns within 3 s, and nothing about other pods decides whether it lives. Readiness of whoever
-     needs a replay is that it has joined. A replay reserves its buffer when the first learner joins, and answers
-     nobody meanwhile: where a volume cannot allocate by itself, as of NFS, that may take minutes. */}}
+     needs a replay is that it has joined. A replay waits for its disk at each join and leave, and answers nobody
+     meanwhile: where the disk is busy, that may take minutes. */}}
 {{- define "dase.probes" -}}
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
