@@ -199,7 +199,7 @@ def show(metrics: LearnerMetrics, seen: Diagnosis) -> None:
 
 
 def _known(terms: Mapping[K, float]) -> Iterator[tuple[K, float]]:
-    """Those that were measured; others are infinite, also where another measure than the divergence weighs."""
+    """Those that were measured; others are infinite, as all are where another measure weighs."""
     return ((key, nats) for key, nats in terms.items() if math.isfinite(nats))
 
 

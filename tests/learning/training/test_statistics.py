@@ -141,7 +141,9 @@ def test_gauges_keep_the_last_terms_that_could_be_measured():
     metrics = LearnerMetrics(registry, 0)
 
     def shown(name: str, **labels: str):
-        return registry.get_sample_value(f"dase_similarity_{name}_nats", {"agent_id": "0", "term": "mean", **labels})
+        return registry.get_sample_value(
+            f"dase_similarity_{name}_nats", {"agent_id": "0", "term": "mean", **labels}
+        )
 
     def terms(nats: float) -> Diagnosis:
         return Diagnosis({}, {}, {"mean": nats}, 0.5, 8.0, source_terms={"mean": {1: nats}})
