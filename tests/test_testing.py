@@ -9,7 +9,7 @@ from contracts.sentences import refuses
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.ddpg import DDPG
-from dase_grpc.learning.agents.promises import MORE, PROMISES
+from dase_grpc.learning.agents.promises import MORE, PATIENCE, PROMISES
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
 from dase_grpc.schema import TransitionSchema
@@ -57,6 +57,22 @@ def test_a_broken_promise_is_named_in_a_sentence(agent):
     named = f"{agent.__name__} breaks the promise of agents '{name}' ({promise.says}): "
     with refuses(AlgorithmError, named, said):
         check_agent(agent)
+
+
+def test_a_policy_that_moves_after_a_million_updates_is_not_waited_for(monkeypatch):
+    made: list[TD3] = []
+    monkeypatch.setattr(TD3, "__init__", _noted(TD3.__init__, made))
+    config = AgentConfig(algorithm="td3", policy_delay=1_000_000, hidden=(8,))
+    check_agent(TD3, config=config)
+    assert max(agent.updates for agent in made) == PATIENCE
+
+
+def _noted(make, made: list):
+    def noted(agent, *args, **kwargs):
+        made.append(agent)
+        make(agent, *args, **kwargs)
+
+    return noted
 
 
 def test_each_promise_is_broken_by_somebody():

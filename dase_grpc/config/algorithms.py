@@ -83,7 +83,9 @@ class AgentConfig(Section):
     tau: float = Field(5e-3, gt=0, le=1, description="target network step per update")
     batch_size: PositiveInt = Field(256, le=65_536, description="transitions per update")
     reward_scale: PositiveFloat = Field(
-        1.0, description="what rewards are multiplied by in the critics' target; stored ones stay raw"
+        1.0,
+        le=LARGEST,
+        description="what rewards are multiplied by in the critics' target; stored ones stay raw",
     )
     normalise_observations: bool = Field(
         False, description="whether the networks see observations normalised by running statistics"
@@ -92,7 +94,9 @@ class AgentConfig(Section):
         25_000, description="uniformly random steps of each agent before its first update"
     )
     exploration_noise: NonNegativeFloat = Field(
-        0.1, description="standard deviation of the exploration noise, in normalised action units"
+        0.1,
+        le=LARGEST,
+        description="standard deviation of the exploration noise, in normalised action units",
     )
     products: ProductsKind = Field(
         "float32",
@@ -101,13 +105,19 @@ class AgentConfig(Section):
     )
     policy_delay: PositiveInt = Field(2, description="critic updates per actor update (td3 only)")
     target_noise: NonNegativeFloat = Field(
-        0.2, description="standard deviation of the target policy's smoothing noise (td3 only)"
+        0.2, le=LARGEST, description="standard deviation of the target policy's smoothing noise (td3 only)"
     )
-    target_noise_clip: NonNegativeFloat = Field(0.5, description="bound of the smoothing noise (td3 only)")
+    target_noise_clip: NonNegativeFloat = Field(
+        0.5, le=LARGEST, description="bound of the smoothing noise (td3 only)"
+    )
     policy_noise: NonNegativeFloat = Field(
-        0.1, description="standard deviation of the noise in the actions that an update samples (sac only)"
+        0.1,
+        le=LARGEST,
+        description="standard deviation of the noise in the actions that an update samples (sac only)",
     )
-    policy_noise_clip: NonNegativeFloat = Field(0.25, description="bound of the sampling noise (sac only)")
+    policy_noise_clip: NonNegativeFloat = Field(
+        0.25, le=LARGEST, description="bound of the sampling noise (sac only)"
+    )
 
     @property
     def stored_before_updates(self) -> int:

@@ -181,6 +181,12 @@ WRONG = {
     "agent.algorithm=ppo": "agent.algorithm = 'ppo' is not one of td3, ddpg, sac; name one of these, or one "
     "of your own as package.module:Class",
     "agent.reward_scale=0": "agent.reward_scale = 0 must be greater than 0",
+    "agent.reward_scale=1e300": "agent.reward_scale = 1e+300 must be at most 1e+30",
+    "agent.exploration_noise=1e39": "agent.exploration_noise = 1e+39 must be at most 1e+30",
+    "agent.target_noise=1e300": "agent.target_noise = 1e+300 must be at most 1e+30",
+    "agent.target_noise_clip=1e300": "agent.target_noise_clip = 1e+300 must be at most 1e+30",
+    "agent.policy_noise=1e300": "agent.policy_noise = 1e+300 must be at most 1e+30",
+    "agent.policy_noise_clip=1e300": "agent.policy_noise_clip = 1e+300 must be at most 1e+30",
     "agent.critic_weight_decay=-1": "agent.critic_weight_decay = -1 must be at least 0",
     "agent.normalise_observations=maybe": 'agent.normalise_observations = "maybe" must be true or false',
     "agent.normalise_observations=[]": "agent.normalise_observations = [] must be true or false",

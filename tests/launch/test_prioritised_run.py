@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from launch.resuming import assert_equal, config, records, resume, train, train_until
 
 from dase_grpc.learning.agents.policy import Normaliser
@@ -106,3 +107,19 @@ def test_the_normaliser_learns_from_what_the_losses_count(tmp_path, monkeypatch,
     train(tmp_path, config(**settings), mode=mode)
     assert all(max(each) == 1 for each in weights)
     assert any(min(each) < 1 for each in weights), "nothing but the correction weighs here"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["lockstep", "stack"])
+def test_an_update_is_left_out_where_similarity_and_importance_vanish_together_only(
+    tmp_path, monkeypatch, mode
+):
+    """Each is above 0 and their product is none in float32; weights that sum to 0 would leave NaN behind."""
+    faint = "dase_grpc.learning.similarity.weigher.row_weights"
+    monkeypatch.setattr(faint, lambda external, similarity: torch.where(external, np.float32(1e-38), 1.0))
+    smaller = "dase_grpc.learning.training.updates.importance"
+    monkeypatch.setattr(smaller, lambda likelihood, beta: np.full_like(likelihood, 1e-8))
+    settings = {**SETTINGS, "replay__own_share": 0.0, "dps__scope": "transition"}
+    directory = train(tmp_path, config(**settings, agent__normalise_observations=True), mode=mode)
+    last = records(directory.agent(1))[-1]
+    assert (last["updates"], last["skipped_updates"] > 0) == (0, True)

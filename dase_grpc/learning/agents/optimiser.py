@@ -20,7 +20,8 @@ _ADAM: Final[Mapping[str, Any]] = {
 LOSS_SHARE: Final = 1e-8
 """The share of float32's largest number that a loss may have, 3e30.
 
-Beyond it a gradient's square may be too large for Adam's second moment, which would stay so for ever.
+Beyond it a gradient's square may be too large for Adam's second moment, which would stay so for ever. Of huge
+observations smaller losses have such gradients, so their squares are looked at, too.
 """
 
 SURELY_SMALL: Final = 1e30
@@ -69,6 +70,11 @@ def fused_adam(
             found_inf=skip,
             **_ADAM,
         )
+
+
+def _largest_square(gradient: Tensor) -> Tensor:
+    """(..., size) -> (...): no second moment of Adam's comes to be larger; NaN where a number is."""
+    return gradient.square().amax(-1)
 
 
 @dataclass(frozen=True)
@@ -131,19 +137,16 @@ class GuardedSteps:
             self._adam(None)
             return
         bad = self._found.zero_()
-        looked_at = [self._flat.gradient, loss * (1 / LOSS_SHARE)]
+        looked_at = [_largest_square(self._flat.gradient), loss * (1 / LOSS_SHARE)]
         torch._amp_foreach_non_finite_check_and_unscale_(looked_at, bad, self._unscaled)
         self._left_out += bad
         self._adam(bad if skip is None else torch.maximum(bad, skip))
 
     def _surely_sound(self, loss: Tensor) -> bool:
-        """Whether a look at the sum says so, for a third of the check's time: a finite one has finite terms.
-
-        False where looking would wait for the device, and where a sound gradient's sum overflows.
-        """
+        """Whether a look says so, for a third of the time; False where that would wait for the device."""
         if loss.device.type != "cpu" or not abs(float(loss)) < SURELY_SMALL:
             return False
-        return math.isfinite(float(self._flat.gradient.sum()))
+        return math.isfinite(float(self._flat.gradient @ self._flat.gradient))
 
     def _adam(self, skip: Tensor | None) -> None:
         self._step += 1
@@ -204,7 +207,7 @@ class StackedSteps:
         with torch.no_grad():
             for place, gradient in zip(self._places, gradients, strict=True):
                 place.copy_(gradient)
-            finite = self._held["gradient"].abs().amax(-1).isfinite() & (loss * (1 / LOSS_SHARE)).isfinite()
+            finite = _largest_square(self._held["gradient"]).isfinite() & (loss * (1 / LOSS_SHARE)).isfinite()
             self._held["left_out"].add_(live & ~finite)
             self._step(live & finite)
         return loss

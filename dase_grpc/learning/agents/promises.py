@@ -32,6 +32,9 @@ from dase_grpc.schema import Array, TransitionSchema
 PATIENCE: Final = 100
 """Updates beyond agent.policy_delay after which a policy has to have moved."""
 
+LONGEST_DELAY: Final = 1_000
+"""A longer agent.policy_delay is not waited for, which might take hours: then no move is asked for."""
+
 
 def _acts(trial: Trial) -> None:
     agent, observation = trial.trained(), trial.observation
@@ -69,7 +72,8 @@ def _updates(trial: Trial) -> None:
     if agent.updates != 0:
         broken(f"updates is {agent.updates} before the first")
     began = _actor(agent)
-    limit = trial.config.policy_delay + PATIENCE
+    delay = trial.config.policy_delay
+    limit = PATIENCE + (delay if delay <= LONGEST_DELAY else 0)
     for count in range(1, limit + 1):
         for name, loss in agent.update(trial.batch(count), trial.ones).items():
             if not isinstance(loss, Tensor) or loss.shape != () or loss.requires_grad or loss.device != CPU:
@@ -78,7 +82,8 @@ def _updates(trial: Trial) -> None:
             broken(f"updates is {agent.updates} after {count}")
         if count >= 2 and not torch.equal(_actor(agent), began):
             return
-    broken(f"{limit} updates did not move the policy")
+    if delay <= LONGEST_DELAY:
+        broken(f"{limit} updates did not move the policy")
 
 
 def _actor(agent: Agent) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -187,15 +187,20 @@ def show(metrics: LearnerMetrics, seen: Diagnosis) -> None:
         metrics.loss(name, value)
     for source, value in seen.similarity.items():
         metrics.similarity(source, value)
-    for term, nats in seen.terms.items():
+    for term, nats in _known(seen.terms):
         metrics.divergence(term, nats)
     for term, by_source in seen.source_terms.items():
-        for source, nats in by_source.items():
+        for source, nats in _known(by_source):
             metrics.source_divergence(source, term, nats)
     metrics.external_share.set(seen.external_share)
     metrics.effective_batch.set(seen.effective_batch)
     if seen.similarity_weight is not None:
         metrics.pooled_weight.set(seen.similarity_weight)
+
+
+def _known(terms: Mapping[K, float]) -> Iterator[tuple[K, float]]:
+    """Those that were measured; others are infinite, as all are where another measure weighs."""
+    return ((key, nats) for key, nats in terms.items() if math.isfinite(nats))
 
 
 def record(

@@ -191,7 +191,7 @@ class StackedUpdate:
         if aside or any(each is not None and not each.own.any() for each in taken):
             self._set({EXTERNAL: external})
             weighing = self._weigh()
-            weighs = weighing.weight.any(-1).tolist()
+            weighs = self._loss_weight(weighing).any(-1).tolist()
             live = [turn and some for turn, some in zip(live, weighs, strict=True)]
         moves = [
             turn and agent.begin_update(noise)
@@ -232,14 +232,16 @@ class StackedUpdate:
         return weighing
 
     def _learn(self, weighing: Weighing | None, *, with_actor: bool) -> Made:
-        weight = self._all_internal if weighing is None else weighing.weight
-        if self._importance is not None:
-            weight = weight * self._importance.tensor
-        flags = self._flags.tensor
+        weight, flags = self._loss_weight(weighing), self._flags.tensor
         moves = flags[MOVES] if with_actor else None
         losses = dict(self._stack.learn(self._batch, weight, self._noise, live=flags[LIVE], moves=moves))
         errors = counted(losses.pop(TD_ERROR), weight)
         return Made(weighing, losses, errors)
+
+    def _loss_weight(self, weighing: Weighing | None) -> Tensor:
+        """What each row weighs in the losses, (K, B)."""
+        weight = self._all_internal if weighing is None else weighing.weight
+        return weight if self._importance is None else weight * self._importance.tensor
 
     def _set(self, flags: Mapping[int, Sequence[bool]]) -> None:
         def write(place: npt.NDArray[np.bool_]) -> None:

@@ -109,13 +109,13 @@ class Updates:
             weighing, actions = weighed(parts.agent, parts.weigher, batch)
             self._totals.add(weighing)
             weight = weighing.weight
-            if not own.any() and not bool(weight.any()):
-                self.skip("no_weight")
-                taken.tell(None)
-                return None
-        self._timing.lap("weigh")
         if taken.importance is not None and self._importance is not None:
             weight = weight * _filled(self._importance, taken.importance)
+        if not own.any() and not bool(weight.any()):
+            self.skip("no_weight")
+            taken.tell(None)
+            return None
+        self._timing.lap("weigh")
         losses = parts.agent.update(batch, weight, actions=actions)
         if isinstance(parts.agent, ActorCritic):
             taken.tell(parts.agent.td_error)

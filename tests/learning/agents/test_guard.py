@@ -20,6 +20,12 @@ def agent(algorithm):
     return make(tiny(algorithm, **own), seed=0)
 
 
+def twin(algorithm):
+    """An agent that learns as a stack does."""
+    own = {"policy_delay": 1} if algorithm == "td3" else {}
+    return make(tiny(algorithm, **own), seed=0, autograd=True)
+
+
 def pair(algorithm):
     """An agent that distils a peer's policy at each update."""
     own, peer, board = agent(algorithm), agent(algorithm), Board()
@@ -41,7 +47,7 @@ def not_finite(learner):
 ONES = torch.ones(16)
 
 
-@pytest.mark.parametrize("kind", [agent, pair])
+@pytest.mark.parametrize("kind", [agent, twin, pair])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     "columns",
@@ -50,6 +56,7 @@ ONES = torch.ones(16)
         {"reward": -1e20},
         {"reward": float("nan")},
         {"observation": HUGE},
+        {"observation": 1e13},  # of which the loss is small enough, and the gradient's square is not
         {"next_observation": -HUGE},
     ],
     ids=str,
@@ -119,14 +126,17 @@ def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
         assert torch.equal(state[f"of.0.{key}"], without_subnormals)
 
 
-def test_a_step_is_taken_whose_gradient_is_finite_though_its_sum_is_not():
+@pytest.mark.parametrize(("size", "left_out"), [(1.5e19, 0), (-2e19, 1), (HUGE, 1)])
+def test_a_step_is_taken_whose_squares_are_finite_though_their_sum_is_not(size, left_out):
     weight, guarded = optimised()
     guarded.count()
-    weight.grad.fill_(HUGE)
+    weight.grad.fill_(size)
     with torch.no_grad():
         guarded.step(torch.zeros(()))
-    assert guarded.take() == Steps(1, 0)
-    assert dict(guarded.named_tensors("of"))["of.0.step"] == 1
+    assert guarded.take() == Steps(1, left_out)
+    state = dict(guarded.named_tensors("of"))
+    assert state["of.0.step"] == 1 - left_out
+    assert state["of.0.exp_avg_sq"].isfinite().all()
 
 
 def test_a_step_that_the_caller_skips_is_not_counted_as_left_out():

@@ -6,7 +6,9 @@ import torch
 from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing
-from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record
+from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record, show
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("a world", 1, 1, (-1.0,), (1.0,))
@@ -132,6 +134,23 @@ def test_a_diagnosis_has_the_terms_of_each_source():
         "mean": {0: 0.0, 2: float(found.mean_term[2])},
     }
     assert float(found.covariance_term[2] + found.mean_term[2]) == pytest.approx(float(found.rho[2]))
+
+
+def test_gauges_keep_the_last_terms_that_could_be_measured():
+    registry = make_registry()
+    metrics = LearnerMetrics(registry, 0)
+
+    def shown(name: str, **labels: str):
+        return registry.get_sample_value(
+            f"dase_similarity_{name}_nats", {"agent_id": "0", "term": "mean", **labels}
+        )
+
+    def terms(nats: float) -> Diagnosis:
+        return Diagnosis({}, {}, {"mean": nats}, 0.5, 8.0, source_terms={"mean": {1: nats}})
+
+    for nats, wanted in ((math.inf, None), (0.25, 0.25), (math.inf, 0.25)):
+        show(metrics, terms(nats))
+        assert shown("divergence") == shown("source_divergence", source_agent_id="1") == wanted
 
 
 def test_a_diagnosis_of_an_internal_batch_has_losses_only():
