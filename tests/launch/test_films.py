@@ -30,6 +30,7 @@ def fill(disk: Path, *, free: int) -> None:
     (disk / "other").write_bytes(bytes(max(0, os.statvfs(disk).f_bavail * 4096 - free)))
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # where ffmpeg ends, imageio leaves its pipe open
 @pytest.mark.parametrize("free", [0, 2**19])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_where_the_disk_has_no_room_the_older_film_stays_and_nothing_else_is_left(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from children import importing, lives, until_ended
+from patience import PATIENCE_S
 from replay.wire.services import eventually
 
 from dase_grpc.launch import forks as launch_forks
@@ -118,6 +119,7 @@ async def test_without_a_server_that_stands_still_nodes_are_started_on_their_own
 async def test_a_server_that_takes_long_and_works_is_waited_for(forks, start, tmp_path, monkeypatch, caplog):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.setenv("PYTHONPATH", importing(tmp_path)["PYTHONPATH"])
+    monkeypatch.setattr(launch_forks, "ANSWER_S", PATIENCE_S)
     spent_s = itertools.count()
     monkeypatch.setattr(launch_forks, "_cpu_s", lambda pid: next(spent_s))
     server = forks("slow")
