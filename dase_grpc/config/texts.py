@@ -31,6 +31,8 @@ MAX_BYTES: Final = 200
 PLAIN_FOLDER: Final = f"use a plain folder name of at most {MAX_BYTES} bytes that begins with no dot"
 """What to do about a name that `names_a_folder` is false of."""
 
+_AGENT_DIGITS: Final = 9
+
 
 def toml_file(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, whatever its line ends, with or without a byte order mark.
@@ -116,6 +118,11 @@ def leaves(value: Any) -> Iterable[Any]:
             yield from leaves(each)
     else:
         yield value
+
+
+def could_be_agent_id(text: str) -> bool:
+    """Whether a text is a number of so few digits as an agent's id has; Python reads none of thousands."""
+    return text.isdecimal() and len(text) <= _AGENT_DIGITS
 
 
 def shown(value: object) -> str:

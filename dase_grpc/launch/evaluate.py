@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from dase_grpc.config.arguments import whole
-from dase_grpc.config.texts import shown
+from dase_grpc.config.texts import could_be_agent_id, shown
 from dase_grpc.errors import ConfigError, RunDirectoryError, UsageError
 from dase_grpc.launch.films import filmed, prepare_video, write_video
 from dase_grpc.learning.agents.device import pick_device
@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 Choice = Literal["best", "ensemble"]
 CHOICES: Final[tuple[str, ...]] = get_args(Choice)
-AGENT_DIGITS: Final = 9
-"""More has no agent's id, and Python reads no number of thousands of digits."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,7 +122,7 @@ def agent_choice(text: str) -> int | Choice:
     Raises:
         UsageError: it is none of these.
     """
-    if text.isdecimal() and len(text) <= AGENT_DIGITS:
+    if could_be_agent_id(text):
         return int(text)
     if text in CHOICES:
         return text  # type: ignore[return-value]  # one of the literals

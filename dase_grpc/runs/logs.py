@@ -11,7 +11,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from dase_grpc.config.texts import json_value
+from dase_grpc.config.texts import could_be_agent_id, json_value
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.files import append_line, whole_lines
 
@@ -26,8 +26,6 @@ Ints = npt.NDArray[np.int64]
 _BY_REASON: Final = ("refused", "env_restarts")
 _BY_SOURCE: Final = ("similarity", "divergence_covariance_by_source", "divergence_mean_by_source")
 _TABLES: Final = (*_BY_REASON, *_BY_SOURCE)
-_MAX_DIGITS: Final = 9
-"""Of an agent's id."""
 _T = TypeVar("_T")
 
 
@@ -162,8 +160,9 @@ def _fits(key: str, value: Any) -> bool:
         return False
     if key in _BY_REASON:
         return all(map(_is_count, value.values()))
-    ids = all(source.isdecimal() and len(source) <= _MAX_DIGITS for source in value)
-    return ids and all(each is None or _is_number(each) for each in value.values())
+    return all(map(could_be_agent_id, value)) and all(
+        each is None or _is_number(each) for each in value.values()
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -372,7 +372,7 @@ def _text(value: Any) -> str:
     """A value in JSON; a text is bare where it cannot be taken for anything else."""
     if isinstance(value, str) and value.isprintable() and _BARE.fullmatch(value) and not _is_json(value):
         return value
-    written = partial(json.dumps, value, sort_keys=True, default=str)  # TOML has dates
+    written = partial(json.dumps, value, sort_keys=True)
     return text if (text := written(ensure_ascii=False)).isprintable() else written()
 
 
